@@ -1,9 +1,9 @@
 """Finds ranks that are out of step while the job still runs, and nothing is stuck.
 
-A rank that left a collective out, or made one more, is paired from then on with the
-wrong calls of the others: its results are wrong, and it gets stuck where the program
-changes or ends. Two ranks that reach one slot by one line with another shape, dtype
-or root are as wrong.
+The calls of a rank that skipped a collective, or made an extra one, are paired from then on with
+the wrong calls of the others: its results are wrong, and it gets stuck where the program changes
+or ends. Two ranks that reach one slot from one line with a different shape, dtype or root are as
+wrong.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hangwatch.model.snapshot import JobSnapshot, OpRecord
 from hangwatch.model.verdict import Collective, Verdict
 
 MOST_RANKS = 32
-"""The first ranks of a group are compared, so many at most."""
+"""Most ranks of a group that are compared, the first ones."""
 AGREED_BEFORE = 2
-"""Slots directly before one at which ranks fell out of step that have to agree."""
+"""Slots directly before the one at which ranks fell out of step that have to agree."""
 AGREE_AFTER = 3
-"""Slots after it that have to agree, shifted."""
+"""Slots after it that have to agree when shifted."""
 AGREE_WITHOUT_START = 12
-"""The same where no slot is known at which they were in step."""
+"""The same, if no slot is known at which they were in step."""
 _WRONG = {Differs.SHAPE, Differs.DTYPE, Differs.ROOT}
 
 
@@ -42,7 +42,7 @@ _Slots = Mapping[int, Mapping[int, OpRecord]]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """From ``seq`` on a rank is ``shift`` slots ahead of the others (behind if negative)."""
+    """A rank that is ``shift`` slots ahead of the others from ``seq`` on (behind if negative)."""
 
     seq: int
     shift: int
@@ -53,8 +53,8 @@ class Drift:
 def find_desync(snapshot: JobSnapshot) -> Verdict | None:
     """The first disagreement of the group in which it began first; None if all agree.
 
-    Only calls that Python issued are compared: their slot, operation, size and line are known
-    of each rank alike. State ``desync``; certainty never more than ``likely``.
+    Only calls that Python issued are compared: their slot, operation, size and line are known on
+    each rank. State ``desync``; certainty never more than ``likely``.
     """
     job = index(snapshot)
     found: list[Verdict] = []
@@ -118,7 +118,7 @@ def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
     moved = shift(_from(begin, mine), _from(begin, theirs), AGREE_WITHOUT_START)
     if moved is None:
         return None
-    # Where one call comes again and again any shift agrees: this one has to explain a difference.
+    # If one call repeats, any shift agrees: this one has to explain a difference.
     ahead, behind = (mine, theirs) if moved > 0 else (theirs, mine)
     explained = sum(seq + abs(moved) in behind for seq in differ if seq in ahead)
     return Drift(begin, moved, known=False) if explained >= AGREE_AFTER else None

@@ -1,8 +1,8 @@
 """The wait-for graph of ranks and wait points, and its roots.
 
 Bipartite: a rank has an edge to each wait point that it waits at, a wait point one to each
-rank that it waits for. The roots are the sinks of its strongly connected components: what is
-left when everything that something else explains is taken away.
+rank that it waits for. The roots are the sink components (strongly connected): nodes whose wait
+nothing else explains.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Graph:
     at: dict[WaitPoint, list[Wait]] = field(default_factory=lambda: defaultdict(list))
     missing: dict[WaitPoint, tuple[int, ...]] = field(default_factory=dict)
     because: dict[WaitPoint, WaitPoint] = field(default_factory=dict)
-    """A wait point to another that explains it: an earlier slot, the send of a recv."""
+    """A wait point mapped to another one that explains it: an earlier slot, the send of a recv."""
     queued: dict[WaitPoint, list[WaitPoint]] = field(default_factory=lambda: defaultdict(list))
-    """A full slot to those that a member issued before it and that are unfinished."""
+    """A full slot mapped to the unfinished slots that a member issued before it."""
     disputed: set[WaitPoint] = field(default_factory=set)
     """Slots whose members differ: nothing earlier explains them."""
     devices: dict[int, set[WaitPoint]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Graph:
         return self._before
 
     def is_full(self, slot: Slot) -> bool:
-        """Return True if all have reached a slot, and nothing yet explains why it is not over."""
+        """Return True if all have reached a slot, and nothing explains why it does not complete."""
         return not self.missing[slot] and slot not in self.because and slot not in self.disputed
 
 
@@ -160,10 +160,10 @@ def _link_pairs(graph: Graph) -> None:
 
 
 def _link_queues(graph: Graph) -> None:
-    """Let what a rank issued asynchronously wait for what it issued before.
+    """Let the asynchronous calls of a rank wait for its earlier ones.
 
-    A device works in the order of its stream, so a slot that all have reached
-    can wait for another group's on one of its members.
+    A device works in the order of its stream, so a slot that all have reached can wait for a slot
+    of another group on one of its members.
     """
     for waits in graph.by_rank.values():
         issued = [wait.wait_point for wait in waits if not wait.firm and wait.record is not None]
@@ -194,9 +194,9 @@ def _missing_at(
 def _missing_senders(
     job: Job, wait_point: Channel, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
-    """The ranks that should have sent what a recv from any source waits for.
+    """The candidate senders for a recv from any source.
 
-    Any of them would do: the one that has sent less than the others is missing, else all.
+    The rank that has sent fewer messages than the others is missing, or else all of them.
     """
     several = senders(job, wait_point)
     present = (rank for rank in several if not _is_gone(rank, wait_point, graph, ended))
@@ -213,7 +213,7 @@ def _missing_senders(
 def _missing_at_slot(
     job: Job, slot: Slot, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
-    """The members that have not come to a slot, or that will not complete it."""
+    """The members that have not reached a slot, or that will not complete it."""
     devices = graph.devices
     if not ended and not devices:
         reached = job.reached[slot.gid]
@@ -265,7 +265,7 @@ def _missing_at_setup(
             members = job.world()  # with TORCH_DIST_INIT_BARRIER=1 all ranks wait for all
         return tuple(r for r in members if r not in there and not _made(job, r, wait_point))
     if wait_point.call == "init_process_group":
-        # A rank that runs has come through it.
+        # A running rank has returned from it.
         there.update(
             number
             for number, rank in job.ranks.items()
@@ -274,12 +274,12 @@ def _missing_at_setup(
     missing = tuple(rank for rank in job.world() if rank not in there)
     if wait_point.call != NEW_GROUP:
         return missing
-    # A rank that is no member is let through, and may have come to its end since.
+    # A rank that is no member does not wait there, and may have ended since.
     return tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN) or missing
 
 
 def _made(job: Job, rank: int, setup: Setup) -> bool:
-    """Return True if a rank has come through a call of new_group, together with its members."""
+    """Return True if a rank has returned from a call of new_group, together with its members."""
     known = job.ranks[rank].new_groups if rank in job.ranks else ()
     return any(c.number == setup.number and job.gid(c.group) == setup.gid for c in known)
 
@@ -289,7 +289,7 @@ def _made(job: Job, rank: int, setup: Setup) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Nodes that nothing else explains: a rank that waits for nothing, a wait point, or a cycle."""
+    """Nodes that nothing else explains: a rank that does not wait, a wait point, or a cycle."""
 
     ranks: tuple[int, ...]
     wait_points: tuple[WaitPoint, ...]
@@ -303,7 +303,7 @@ class Root:
 def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:
     """The components that wait for nothing outside.
 
-    ``also`` are ranks to look at though no rank waits for them.
+    also: ranks to include though no rank waits for them.
     """
     found = []
     for component in _components(graph, [*graph.by_rank, *graph.at, *also]):

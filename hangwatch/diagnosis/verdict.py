@@ -39,17 +39,17 @@ PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,
 and c10d's counters are sampled twice a second."""
 MOST_TURNS = 3
-"""A rank may wait so often as long as a hang takes, where others go on meanwhile: each of them
-may have its turn."""
+"""A rank may wait this many times --hang-after while others make progress: each of them may have
+its turn."""
 LAUNCHER_S = 6.0
-"""A job in which a rank has failed is left to its launcher so long: it ends or restarts the
-others once the process is gone and it looks, torchrun every 0.1 s, an older one every 5 s."""
+"""Time for the launcher to end or restart the others after a rank failed: it looks once the process
+is gone, torchrun every 0.1 s, an older one every 5 s."""
 
 
 def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
     """All independent root causes, the ones that hold up most ranks first.
 
-    ``(OK,)`` where nothing waits, or not for long enough to say anything.
+    ``(OK,)`` if nothing waits, or not for long enough.
     """
     if job.ended and job.exit_code == 0:
         return (OK,)
@@ -64,7 +64,7 @@ def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
         for finding in _findings(case)
         if (verdict := _verdict(case, finding, thresholds)) is not None
     ]
-    # A hang comes first, however many ranks wait in what may still go on.
+    # A hang comes first, however many ranks wait in something that may still complete.
     found.sort(key=lambda pair: (pair[1].state is State.SLOW, _importance(case, *pair)))
     return tuple(verdict for _, verdict in found) or (OK,)
 
@@ -169,7 +169,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     if _is_guessed(case, finding):
         finding = replace(_unproved(finding), final=False)
     finding = unless_given_up(case, finding)
-    # Where no rank is missing, nothing has been stuck before the last one came.
+    # If no rank is missing, nothing was stuck before the last one entered.
     if finding.culprits or not finding.waits:
         age_s = max((wait.age_s for wait in shown), default=0.0)
     else:
@@ -211,9 +211,9 @@ def _unproved(finding: Finding) -> Finding:
 
 
 def _is_guessed(case: Case, finding: Finding) -> bool:
-    """Return True if it is a guess which groups of ranks are one, so that nothing is proved.
+    """Return True if the match of groups between ranks is a guess, so that nothing is proved.
 
-    Nor is it where a process may be about to take the place of a culprit that has ended.
+    The same if a process may be about to replace a culprit that has ended.
     """
     ranks = (case.job.ranks.get(culprit) for culprit in finding.culprits)
     replaced = any(rank.process.replaced for rank in ranks if rank is not None)
@@ -227,7 +227,7 @@ def _is_old_enough(case: Case, age_s: float) -> bool:
 
 
 def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -> State | None:
-    """The state to report, None where there is nothing to say yet."""
+    """The state to report, None if there is nothing to report so far."""
     over = bool(finding.waits) and all(wait.over for wait in finding.waits)
     if case.job.snapshot.ended or over:
         # A job that was well may just have been ended: then no rank waited for long.
@@ -257,7 +257,7 @@ def _idle_s(case: Case, finding: Finding) -> float:
 
 
 def _is_being_compiled_for(case: Case, finding: Finding) -> bool:
-    """Return True if ranks wait for a compiler at work alone: it takes as long as it takes."""
+    """Return True if ranks wait only for a compiler at work, which may take any time."""
     if finding.reason is not Reason.COMPILING:
         return False
     doing = [case.activity(rank).compiling for rank in finding.culprits]

@@ -89,7 +89,7 @@ _DIFFERENCES = {
     **{name: name for name in ("dtype", "shape", "root", "tag", "group")},
     "splits": "split sizes",
 }
-"""Names of what may differ in calls that match else."""
+"""Names of the respects in which calls that otherwise match may differ."""
 
 _LOCK_OF_EXTENSION = (
     "the file `lock` in its folder below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions)"
@@ -100,22 +100,22 @@ OUTERMOST = 2
 _CACHE = re.compile(r"^@?\w*cache|= *(?:\w+\.)?(?:lru_)?cache\w*\(")
 """Statements that keep the results of a function."""
 _STOPS = re.compile(r"\b(?:all|any)\([^\[\]]* for ")
-"""Conditions that ask no further than to the first part that decides them."""
+"""Conditions that stop at the first part that decides them."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(
     r"^(?:wrapper|wrapped_fn|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
 )
-"""Functions that only lead to the one that was called."""
+"""Functions that only wrap the one that was called."""
 _HOOK = re.compile(r"(?:pre|post)_\w+")
-"""Functions that no one calls by their names."""
+"""Functions that are never called by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``values``: those that texts may name, each there only where it is known.
+    """``values``: the values that texts may name, each present only if it is known.
 
     calls, awaited: functions of libraries that the line of the culprits, and that of the
-    others, is in, from there inwards; without a stack the functions that the line names.
+    others, is in, from the line inwards; without a stack the functions that the line names.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -220,7 +220,7 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
 
 
 def _is_shown(cause: RootCause) -> bool:
-    """True if it was found in the program, and does not just go with the kind of the finding."""
+    """Return True if the source shows the cause, which does not just follow from the kind."""
     if cause.what is What.STUCK_LINE:
         return False
     known = cause.what in (What.GROUP_CREATION, What.UNORDERED_THREADS)
@@ -317,7 +317,7 @@ def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
 
 
 def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Ranks whose devices no one knows of, that made one call alike, that a library aborted."""
+    """Ranks whose devices are not known, that made the same call, or that a library aborted."""
     ranks = the_ranks(tuple(sorted({wait.rank for wait in finding.waits})))
     if not finding.culprits and are_untimed(finding.waits):
         yield "untimed", ranks

@@ -1,18 +1,16 @@
-"""Finds the call that the device of a rank is at: its program runs ahead.
+"""Finds the call that the device of a rank is at, behind its program.
 
-The program enqueues calls, often many and in several groups, and the device runs them
-in that order: it is at the oldest that is unfinished. A call that is enqueued behind
-that has not arrived. A device that is at no call, although it has work, is stuck itself:
+The program enqueues calls, often many and in several groups, and the device runs them in that
+order: it is at the oldest unfinished one, and has not reached the calls behind it. A device with
+queued work that is at no call is itself stuck:
 
-- others have completed a call that needs every rank, and it has not: its device ran no
-  further, or can no longer report it (after an error no event completes). Not where members came
-  with different calls: NCCL pairs them all the same, and lets the one that needs less go;
-- it has begun none of its calls: the device says so itself (beacons), or the
-  recorder takes these times. The program's calls are not late then, but work that it enqueued
-  before them;
-- all are at one call, and its program alone has stopped enqueuing what follows:
-  after an error of the device the program gets no further either. Not where all are
-  known to have begun it.
+- others have completed a call that needs every rank, and this device has not: it stopped, or can
+  no longer report (after an error no event completes). This does not hold if members entered
+  different calls: NCCL pairs them nevertheless, and releases the rank that needs less;
+- it has begun none of its calls, as its beacons or the times of the recorder show. Then earlier
+  work of the program is late, and not the calls;
+- all are at one call, and only the program of this device stopped enqueuing more: after an error of
+  the device the program stops too. This does not hold if all are known to have begun the call.
 """
 
 from __future__ import annotations
@@ -53,10 +51,10 @@ def oldest(job: Job, rank: int) -> list[int]:
 
 
 def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
-    """The waits that count: at the calls of devices, and the only ones that lead to a rank.
+    """The waits that count: at the current calls of devices, and waits that alone lead to a rank.
 
-    A call that is enqueued behind the one that a device is at waits for no rank yet. But it may
-    be all that leads to a rank which has run everything, and issues nothing more.
+    A call that is enqueued behind the current call of a device waits for no rank yet. But it may
+    be the only one that leads to a rank which has run everything and issues nothing more.
     """
     if not job.devices:
         return list(waits)
@@ -145,7 +143,8 @@ def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
 def not_passed(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
     """The stuck devices that are not behind all others.
 
-    One that has not run what is complete elsewhere, and that no rank waits for, waits itself.
+    A device that has not run a call that is complete elsewhere, and that no rank waits for, is
+    itself waiting.
     """
     return {
         rank: evidence

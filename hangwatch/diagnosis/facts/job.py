@@ -180,7 +180,7 @@ def index(snapshot: JobSnapshot) -> Job:
 
 
 def _calls(rank: RankSnapshot) -> Iterable[OpRecord]:
-    """The calls of a rank, and those of new_group as calls of a group of all, oldest first."""
+    """The calls of a rank, oldest first; new_group counts as a call of a group of all ranks."""
     made = [
         OpRecord(
             SETTING_UP,

@@ -125,11 +125,11 @@ def _of_living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterat
 def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
     """The waits of a rank's device; no dump says where its program is.
 
-    The first calls that it has to run in other groups count, too: what no rank is at
-    yet may be waiting for one all the same.
+    The first calls that it has to run in other groups count too: a call that no rank has reached
+    may still wait for one.
 
-    A program can be far ahead, so that a call of long ago may just have begun: a wait is no
-    older than the last progress, where that is known.
+    A program can be far ahead, so a call issued long ago may just have begun: a wait is no older
+    than the last progress, if that is known.
     """
     still_s = job.ranks[rank].pending_age_s
     groups = {job.ops[rank][positions[0]][0]}
@@ -237,8 +237,8 @@ def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
 def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
     """The last slot of a group that is complete on a rank, by its counters; -1 for none.
 
-    Threads of gloo's note what they have completed in any order, so its count may be one
-    of long before. A slot that all have entered and another has completed is complete here, too.
+    gloo's threads record completed calls in any order, so its count may be an old one. A slot that
+    all have entered and another rank has completed is complete here too.
     """
     if progress.in_order or progress.completed < 0:
         return progress.completed
@@ -310,10 +310,10 @@ def _with_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) ->
 def _in_groups(
     job: Job, rank: RankSnapshot, ended: Mapping[int, Ending], groups: Sequence[int]
 ) -> Iterator[Slot]:
-    """The slots in some groups that members which are gone have not passed.
+    """The slots in some groups that ended members have not passed.
 
-    Counters are sampled, so they may be a step behind, and those of the ranks that
-    failed with it say more. c10d may count what has failed as done.
+    Counters are sampled, so they may be a step behind; the counters of ranks that failed with it
+    say more. c10d may count a failed call as done.
     """
     # A call of C++ raised: a group in which Python made the last call is not the one.
     by_cpp = [gid for gid in groups if not _made_by_python(job, rank.rank, gid)]
@@ -325,7 +325,7 @@ def _in_groups(
             # The launcher has ended the ranks that it had waited for in vain.
             gone = [member for member, cause in causes.items() if cause is Cause.TERMINATED]
         seqs = [reached.get(member, 0) for member in causes if member not in gone]
-        # A member that came to its end is missing from the slot after its last one.
+        # A member that exited cleanly is missing from the slot after its last one.
         seqs += [reached.get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
         slot = Slot(gid, max(seqs, default=0))
         if any(not job.passed(member, slot) for member in gone):
@@ -363,7 +363,7 @@ def _is_behind(
     if end is None or end.in_shutdown or end.cause is Cause.ECHO or job.ranks[rank].flight:
         return False
     least = job.reached[gid].get(rank, 0) + FAILED_WITHIN
-    # Of what is not recorded any more it is known that it was made before the first one after it.
+    # A call that is no longer recorded was made before the first recorded one after it.
     after = bisect_right(calls, (least, math.inf))
     return after < len(calls) and calls[after][1] - end.age_s < COUNTED_S
 

@@ -70,10 +70,10 @@ def _without_followers(case: Case, blocking: Iterable[int]) -> list[int]:
 
 
 def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
-    """The wait point that a rank should have come to first, of those that wait for it.
+    """The wait point that a rank should have reached first, among those that wait for it.
 
-    By what it used to do next; else the oldest, and among those of the same
-    moment the one with most ranks in it.
+    By its usual next call; otherwise the oldest, and among wait points of the same moment the one
+    with the most ranks in it.
     """
     nodes = case.graph.before().get(rank, ())
     wait_points = [node for node in nodes if not isinstance(node, int)]
@@ -148,7 +148,7 @@ def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding 
 
 
 def left_behind(case: Case, end: Ending) -> bool:
-    """True if others live on long after it was ended: nothing is ending the job."""
+    """Return True if others live on long after it was ended: nothing is ending the job."""
     return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
 
 
@@ -160,12 +160,12 @@ def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:
     if not isinstance(wait_point, Slot | Channel):
         return leaving
     if wait_point.gid not in case.job.progress[rank]:
-        return False  # what it leaves, or has left, is another: it may come to this one yet
+        return False  # it leaves, or has left, another group, and may still enter this one
     return leaving or case.job.has_left(rank, wait_point.gid)
 
 
 def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
-    """They have come to their end, or have left the group, and others wait for them."""
+    """Ranks that have ended, or left the group, while others wait for them."""
     how = _how_finished(case, culprits)
     if isinstance(wait_point, Channel):
         peerless = missing_peer(case, wait_point, culprits, how, Reason.EXITED)
@@ -173,7 +173,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         return _outlasted(case, wait_point, culprits, how) if several else peerless
     if isinstance(wait_point, Setup):
         early = init_incomplete(case, wait_point, culprits, how, Reason.EXITED)
-        # A rank that is no member of a group is let through, and may have come to its end since.
+        # A rank that is no member of a group does not wait there, and may have ended since.
         return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
     members = case.job.members(wait_point.gid)
     if is_half(culprits, members):
@@ -182,7 +182,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
             return few
     waits, waiting = case.waits_at(wait_point), {*case.direct(wait_point)}
     if is_majority(culprits, members) or (
-        # Only the waiting ranks have left the common program.
+        # Only the waiting ranks have left the common sequence of calls.
         waiting and case.departures.ranks & waiting.union(culprits) == waiting
     ):
         return _outlasted(case, wait_point, culprits, how)
@@ -191,10 +191,10 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     sure = any(not wait.vague for wait in waits)
     unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
     lives_on = any(_lives_on(case, rank) for rank in culprits)
-    # A thread that keeps the process may make calls yet.
+    # A thread that keeps the process alive may still make calls.
     returned = any(map(case.has_returned, culprits))
     gone = Gone.RETURNED if returned else Gone.LEFT if lives_on else Gone.OVER
-    # Of two ranks that both go on, one may have made a call too few or the other one too many.
+    # If two ranks both live on, one may have made too few calls or the other too many.
     even = lives_on and is_half(culprits, members) and not is_majority(culprits, members)
     return Finding(
         kind=Kind.FINISHED_EARLY,
@@ -208,11 +208,11 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
 
 
 def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str) -> Finding:
-    """Most members are finished, and a few still go on."""
+    """Most members have finished, and a few still run."""
     waits = case.waits_at(wait_point)
     firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
     culprits = firm or case.direct(wait_point)
-    # Of a message, one may have been sent too few or awaited too many.
+    # One message may have been sent too few, or one too many is awaited.
     sure = Certainty.PROVED if isinstance(wait_point, Slot) else Certainty.LIKELY
     site, other_site = case.victims_site(waits), _finished_site(case, finished[0])
     scene = case.scene(wait_point, culprits, site, finished, other_site)
@@ -227,7 +227,7 @@ def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str
 
 
 def _lives_on(case: Case, rank: int) -> bool:
-    """True if it has left one group only, and not come to its end."""
+    """Return True if it has left one group only, and not ended."""
     if rank in case.ended or case.has_returned(rank):
         return False
     return case.job.ranks[rank].phase is not Phase.FINALIZING
@@ -275,7 +275,7 @@ def died(
     mismatch = _mismatch(case, wait_point, first) if aborted else None
     if mismatch is not None:
         return mismatch
-    # One that has just raised out of it neither waits any more nor has ended yet.
+    # A rank that has just raised in it no longer waits, but has not ended.
     leaving = _raised_out_of(case, wait_point) - {*culprits}
     direct = tuple(sorted(({*case.direct(wait_point)} - {*culprits}) | leaving))
     site = with_source(end.exception.site, case.texts) if end.exception else None
@@ -292,7 +292,7 @@ def died(
         peers = tuple(rank for rank in peers if _is_behind(case, rank, first))
     if peers and differs_in_no_sync(case, wait_point, culprits):
         peers = ()
-    # Of several whose end was not seen, one may have failed and taken the others along.
+    # If the end of several was not seen, one may have failed and ended the others.
     several = len(culprits) > 1 and end.how is How.GONE
     running = (rank for rank in culprits if case.job.ranks[rank].process.alive)
     runs_at = next(filter(None, map(case.waiting_site, running)), None)
@@ -342,7 +342,7 @@ def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding
 
 
 def _is_behind(case: Case, rank: int, aborted: int) -> bool:
-    """True if a rank has issued less than one that was aborted, which may have waited for it."""
+    """Return True if a rank issued fewer calls than an aborted one, which may have awaited it."""
     return any(
         reached[rank] < reached[aborted]
         for reached in case.job.reached

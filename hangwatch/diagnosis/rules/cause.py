@@ -1,7 +1,7 @@
-"""Finds the cause of a finding: the line at which the way of its culprits parted.
+"""Finds the cause of a finding: the line at which its culprits diverged from the others.
 
-By the choices that the source shows; and by what was seen besides: exceptions, threads that ended,
-gradients that were kept local, and what a loop goes over. Else by the kind of the finding.
+By the choices that the source shows, and by other evidence: exceptions, threads that ended,
+gradients that were kept local, the iterable of a loop. Otherwise by the kind of the finding.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _by_retry(case: Case, finding: Finding) -> RootCause | None:
 def _by_callback(case: Case, finding: Finding) -> RootCause | None:
     """The condition by which a callback may steer a library on one rank, with all in one call.
 
-    The only such condition that asks for the rank, else the only one at all.
+    The only condition in it that depends on the rank, or else the only one at all.
     """
     sites = (finding.site, finding.victim_site)
     lines = {(one.file, one.line) if one and one.call else None for one in sites}
@@ -219,7 +219,7 @@ def _of_choice(case: Case, finding: Finding, read: Read, sure: Certainty) -> Roo
 
 
 def _by_kind(case: Case, finding: Finding) -> RootCause:
-    """The cause by the kind of the finding, and by what the culprits do."""
+    """The cause by the kind of the finding and the activity of the culprits."""
     what = _named(case, finding)
     if what is What.UNKNOWN:
         return RootCause(what, Certainty.POSSIBLE)
@@ -259,7 +259,7 @@ def _by_kind(case: Case, finding: Finding) -> RootCause:
 
 
 def _of_messages(finding: Finding) -> RootCause | None:
-    """The tag or the group that the two sides of a message do not name alike."""
+    """The tag or the group on which the two sides of a message do not agree."""
     why = reasons.OF_MESSAGES.get(finding.differs)
     if why is None:
         return None
@@ -285,7 +285,7 @@ def _sized(case: Case, finding: Finding) -> RootCause | None:
 
 
 def _stuck(case: Case, finding: Finding) -> RootCause:
-    """A line that does not come to its end, and the reason for its wait."""
+    """A line that does not finish, and the reason for its wait."""
     why, site, seen = reasons.of_kind(What.STUCK_LINE), finding.site, ""
     culprit = next(iter(finding.undecided or finding.culprits), -1)
     alive = culprit in case.job.ranks and culprit not in case.ended
@@ -353,7 +353,7 @@ def _directions(finding: Finding) -> set[bool]:
 
 
 def _own_loop(program: Program, mine: Position, theirs: Position) -> Line | None:
-    """The innermost loop that one place is in, and another is not."""
+    """The innermost loop that contains one position, and not another."""
     for line in mine.frames[::-1]:
         scope = program.scope_at(line)
         loops = program.loops_in(scope) if scope is not None else ()
@@ -395,10 +395,10 @@ def _named(case: Case, finding: Finding) -> What:
 
 
 def _is_one_call(case: Case, finding: Finding) -> bool:
-    """True if all members of a slot are in one call, by all that is known.
+    """Return True if all members of a slot are in one call, by all that is known.
 
-    C++ issues buckets that may be left out. And where a line comes with one size after the other,
-    a rank that left a call out is at the next one.
+    C++ issues buckets that may be skipped. And if a line makes calls of one size after another, a
+    rank that skipped a call is at the next one.
     """
     records = case.records_at(finding.wait_point)
     sites = {record.site for record in records.values()}

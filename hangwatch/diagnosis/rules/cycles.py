@@ -73,10 +73,10 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
             if wait.rank in inside or (not inside and _is_first(case, root, wait))
         ]
         outside.extend(wait for wait in there if inside and wait.rank not in inside)
-    # The calls that they made before they came to wait might show which of them left the way.
+    # Their calls before they waited might show which of them left the common sequence.
     waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait) for wait in (*waits, *outside))
-    left = _divergence(case, waits, outside, [*_for_messages(case, root)])
+    left = _blame(case, waits, outside, [*_for_messages(case, root)])
     finding = _judge_messages(case, sides) if left is None else None
     if finding is not None:
         return finding
@@ -116,9 +116,9 @@ def _all_connect(case: Case, root: Root) -> Finding | None:
 
 
 def _left_group(case: Case, root: Root) -> Finding | None:
-    """Some wait in a group that others have destroyed, which come to it no more.
+    """Some ranks wait in a group that others have destroyed and no longer enter.
 
-    The waits of those others do not matter: that they went on is the rest of their way.
+    The waits of the others do not matter: they only continued their program.
     """
     for wait_point in root.wait_points:
         if isinstance(wait_point, Slot):
@@ -130,7 +130,7 @@ def _left_group(case: Case, root: Root) -> Finding | None:
 
 
 def _is_first(case: Case, root: Root, wait: Wait) -> bool:
-    """True if the rank came to this one first of the root's wait points."""
+    """Return True if this was the first of the root's wait points that the rank reached."""
     wait_points = (
         own.wait_point
         for own in case.graph.by_rank[wait.rank]
@@ -139,7 +139,7 @@ def _is_first(case: Case, root: Root, wait: Wait) -> bool:
     return next(wait_points, None) == wait.wait_point
 
 
-def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence | None) -> Finding:
+def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Blame | None) -> Finding:
     """Ranks that wait for each other in different calls; left: the ones that left the program."""
     ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     parts = [
@@ -193,7 +193,7 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence
 
 
 def _fewer(sides: Sequence[Ranks]) -> Ranks:
-    """Of two sides the one with fewer ranks; else all that wait for each other."""
+    """The side with fewer ranks, if there are two; otherwise all that wait for each other."""
     if len(sides) == 2 and len(sides[0]) < len(sides[1]):  # noqa: PLR2004 (one or the other)
         return sides[0]
     return tuple(sorted({rank for ranks in sides for rank in ranks}))
@@ -202,8 +202,8 @@ def _fewer(sides: Sequence[Ranks]) -> Ranks:
 # --- A message without its other half -----------------------------------------------------
 
 
-def _is_cause(case: Case, wait_point: Channel, left: _Divergence | None) -> bool:
-    """True if a send or recv without its other half is the cause of the cycle."""
+def _is_cause(case: Case, wait_point: Channel, left: _Blame | None) -> bool:
+    """Return True if a send or recv without its other half is the cause of the cycle."""
     peers = _peers_of(case, wait_point)
     if left is not None:
         known = bool(peers) and {*peers} <= {*left.culprits}
@@ -246,12 +246,12 @@ def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
                 yield from case.waits_at(point)
 
 
-# --- The ranks of a cycle that left the common program ------------------------------------
+# --- The ranks of a cycle that left the common sequence of calls --------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Divergence:
-    """The ranks of a cycle that left the common program, and the others."""
+class _Blame:
+    """The ranks of a cycle that left the common sequence of calls, and the others."""
 
     culprits: Ranks
     others: Ranks
@@ -259,14 +259,14 @@ class _Divergence:
     """One of ``culprits`` left the common sequence of calls, and it is not known which."""
 
 
-def _divergence(
+def _blame(
     case: Case, waits: Sequence[Wait], outside: Sequence[Wait], for_messages: Sequence[Wait]
-) -> _Divergence | None:
+) -> _Blame | None:
     """Judge the ranks of a cycle, each with the one wait that it is in.
 
-    That ranks wait for each other does not show which is wrong: the one is that does what it never
-    did at this point. outside: waits of other ranks at the same wait points, each on the side of
-    those with whom it waits. for_messages: those of other ranks for messages of the cycle.
+    The cycle itself does not show which rank is wrong: it is one that does something new at this
+    point. outside: waits of other ranks at the same wait points, each on the side that it waits
+    with. for_messages: waits of other ranks for messages of the cycle.
     """
     inside = {wait.rank for wait in waits}
     there = [*waits, *outside]
@@ -274,18 +274,18 @@ def _divergence(
     departures = case.departures
     alone = (departures.ranks or departures.tied) & inside
     if is_minority(alone, everyone):
-        return _Divergence(*_sides(alone, everyone), undecided=not departures.ranks)
+        return _Blame(*_sides(alone, everyone), undecided=not departures.ranks)
     if len(everyone) == 2 and _is_one_call(waits):  # noqa: PLR2004 (a pair)
         return None  # both send first: either may be at fault
     culprits, others = _sides(_strange(case, there, everyone, for_messages), everyone)
     culprits = tuple(rank for rank in culprits if rank in inside)
-    return _Divergence(culprits, others) if culprits else None
+    return _Blame(culprits, others) if culprits else None
 
 
 def _strange(
     case: Case, waits: Sequence[Wait], everyone: Ranks, for_messages: Sequence[Wait]
 ) -> set[int]:
-    """The few ranks that do what they never did after what they did before, while all others do."""
+    """The few ranks whose call never followed their earlier calls, while it did on all others."""
     usual = {wait.rank: is_usual_wait(case.job, wait) for wait in waits}
     strange = {rank for rank, is_so in usual.items() if is_so is False}
     rest = {rank for rank, is_so in usual.items() if is_so}
@@ -301,7 +301,7 @@ def _strange(
 
 
 def _is_one_call(waits: Sequence[Wait]) -> bool:
-    """True if all send from one line of the program."""
+    """Return True if all send from one line of the program."""
     calls = {step(wait.record) for wait in waits if wait.record is not None and wait.record.p2p}
     return len(calls) == 1 and all(w.record and "send" in w.record.wire for w in waits)
 
@@ -350,10 +350,9 @@ def _judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Fi
         return None
     if len({side.point.sends for side in found}) == 1:
         pairs = [(side, other) for side in found if (other := _posted(case, side)) is not None]
-        parted = (pair for pair in pairs if any(_leap(case, side) for side in pair))
-        named = next(parted, None)
-        if named is not None:
-            return _of_two_names(case, *named)
+        leaps = (pair for pair in pairs if any(_leap(case, side) for side in pair))
+        if (pair := next(leaps, None)) is not None:
+            return _of_two_names(case, *pair)
         return _of_one_direction(case, found, posted=bool(pairs))
     return _of_two_names(case, *found) if len(found) == 2 else None  # noqa: PLR2004 (a pair)
 
@@ -392,9 +391,9 @@ def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding:
 
 
 def _of_one_direction(case: Case, found: Sequence[_Side], *, posted: bool) -> Finding:
-    """Ranks that all send or all receive: no call would let the first go on.
+    """Ranks that all send or all receive: no call would let the first one continue.
 
-    posted: some have made their part of other messages, with other tags.
+    posted: some have posted their part of other messages, with other tags.
     """
     ranks = tuple(sorted(side.rank for side in found))
     first, second = sorted(found, key=lambda side: side.rank)[:2]

@@ -21,16 +21,16 @@ from hangwatch.model.verdict import RootCause
 _NOT_REDUCED = re.compile(r"Expected to have finished reduction in the prior iteration")
 """torch/csrc/distributed/c10d/reducer.cpp."""
 _DDP = "DistributedDataParallel"
-_PARTED = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.SIGNATURE_MISMATCH}
+_DIVERGED = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.SIGNATURE_MISMATCH}
 
 
 def kept_local(case: Case, finding: Finding) -> RootCause | None:
     """The no_sync() that culprits used more often than the others, which wait in the bucket.
 
-    Or less often, and they are in a bucket that the others left out.
+    Or less often, and they are in a bucket that the others did not reduce.
     """
     slot = finding.wait_point
-    if not isinstance(slot, Slot) or finding.kind not in _PARTED:
+    if not isinstance(slot, Slot) or finding.kind not in _DIVERGED:
         return None
     culprits = finding.culprits
     others = _others(case, culprits, slot)
@@ -43,7 +43,7 @@ def kept_local(case: Case, finding: Finding) -> RootCause | None:
 
 
 def differs_in_no_sync(case: Case, wait_point: WaitPoint | None, some: Ranks) -> bool:
-    """True if some members of a group alone were in no_sync() more or less often than the rest."""
+    """Return True if only some members of a group were in no_sync() more or less often."""
     if not isinstance(wait_point, Slot):
         return False
     others = _others(case, some, wait_point)
@@ -85,7 +85,7 @@ def _others(case: Case, culprits: Ranks, slot: Slot) -> Ranks:
 
 
 def _reduces(case: Case, rank: int, slot: Slot) -> bool:
-    """True if C++ has issued the call of a rank, as it does of gradients."""
+    """Return True if C++ has issued the call of a rank, as it does of gradients."""
     record = case.job.record(rank, slot)
     if record is None:
         return case.job.arrived(rank, slot)
@@ -93,7 +93,7 @@ def _reduces(case: Case, rank: int, slot: Slot) -> bool:
 
 
 def _is_read(case: Case, finding: Finding) -> bool:
-    """True if the source of both sides is there, which uses DDP: a way past it would be found."""
+    """Return True if the source of both sides is there and uses DDP: a path would be found."""
     sites = (finding.site, finding.victim_site)
     return all(
         site is not None and case.source.tree(site.file) is not None for site in sites
@@ -101,7 +101,7 @@ def _is_read(case: Case, finding: Finding) -> bool:
 
 
 def _to_change(case: Case, finding: Finding) -> Site | None:
-    """The line that leaves out a part of the model, else that makes it, or its gradients."""
+    """The line that skips a part of the model, or else that creates it, or its gradients."""
     return _branch_of_model(case) or _made_at(case) or finding.victim_site
 
 
@@ -125,7 +125,7 @@ def _branch_of_model(case: Case) -> Site | None:
 
 
 def _calls_part(statement: ast.stmt) -> bool:
-    """True if a statement calls ``self.part(...)``."""
+    """Return True if a statement calls ``self.part(...)``."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

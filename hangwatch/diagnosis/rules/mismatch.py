@@ -1,4 +1,4 @@
-"""Judges disputed slots, at which the members of a group entered different things."""
+"""Judges disputed slots, in which the members of a group entered different calls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HARMLESS_AFTER = 3
 """A difference at which no rank is stuck, and after which the members agree this many
 times, is one that this program makes on purpose."""
 ENOUGH_TIMES = 2
-"""So often a call has to have come at a point of the program for a bucket to be odd there: a
-backward pass may have several, and come several times in a row."""
+"""Least number of a call's repetitions at a point of the program for a bucket to be odd there: a
+backward pass may have several buckets, and run several times in a row."""
 BY_CPP = "a collective issued by C++"
 
 _Sides = tuple[Ranks, Ranks]
@@ -35,8 +35,8 @@ _Sides = tuple[Ranks, Ranks]
 def disputes(job: Job, waits: Iterable[Wait], ended: Mapping[int, Ending]) -> dict[int, int]:
     """The first disputed slot by gid, for the groups in which a rank is stuck.
 
-    A member may have passed it: gloo lets ranks through a mismatch, and the ones
-    that went on wait for the others in a later slot.
+    A member may have passed it: gloo lets ranks through a mismatch, and these ranks wait for the
+    others in a later slot.
     """
     stuck: dict[int, set[int]] = {}
     for wait in waits:
@@ -93,7 +93,7 @@ def judge_dispute(case: Case, slot: Slot) -> Finding | None:
     sides = culprits, majority
     proved = _is_final(case, slot) and is_majority(majority, case.job.members(slot.gid))
     hang = Certainty.PROVED if proved else Certainty.LIKELY
-    # That most came with something new, and these as ever, does not prove who is wrong.
+    # A majority with a new call against a usual one does not prove which is wrong.
     as_ever = usual_side(case.job, slot, split) == culprits or (
         split.differs is Differs.OP and _may_be_new(case, slot, sides[::-1])
     )
@@ -122,10 +122,10 @@ def judge_lines(case: Case, slot: Slot) -> Finding | None:
 
 
 def judge_aborted(case: Case, slot: Slot) -> Finding | None:
-    """A few brought a list of all_gather another size, and gloo aborted a rank that got it.
+    """A few passed another size to a list all_gather, and gloo aborted a rank that received it.
 
-    The backend may allow such sizes, so that only the abort shows that it did not. None
-    where no majority brought one size.
+    The backend may allow different sizes, so only the abort shows that it did not. None if no
+    majority passed one size.
     """
     records = case.records_at(slot)
     if {record.wire for record in records.values()} != {"all_gather"}:
@@ -170,7 +170,7 @@ def judge_unrecorded(case: Case, slot: Slot) -> Finding | None:
 
 
 def _page_would_know(case: Case, rank: int, slot: Slot) -> bool:
-    """True if a Python call there would still be in the rank's ring."""
+    """Return True if a Python call there would still be in the rank's ring."""
     snapshot = case.job.ranks.get(rank)
     if snapshot is None or snapshot.flight:
         return False
@@ -193,9 +193,9 @@ def _page_would_know(case: Case, rank: int, slot: Slot) -> bool:
 
 
 def _without_majority(case: Case, slot: Slot, split: Split) -> Finding:
-    """No side is outvoted: the source and what came before decide, if they can."""
+    """There is no majority: the source and the earlier calls decide, if they can."""
     known = sum(len(ranks) for _, ranks in split.parts)
-    # Where members are not known it may be that they are the majority.
+    # Unknown members may be the majority.
     whole = known == len(case.job.members(slot.gid))
     if len(split.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
         one, other = (ranks for _, ranks in split.parts)
@@ -204,7 +204,7 @@ def _without_majority(case: Case, slot: Slot, split: Split) -> Finding:
         odd = [
             sides
             for sides in ((one, other), (other, one))
-            # Of a side that is known in part, the rest did the same.
+            # The unknown rest of a side did the same.
             if (
                 left == {*sides[0]}
                 if left
@@ -234,7 +234,7 @@ def _without_majority(case: Case, slot: Slot, split: Split) -> Finding:
 
 
 def _is_elsewhere(case: Case, slot: Slot, sides: _Sides) -> bool:
-    """True if the first of two sides always came to the line of the other at this point.
+    """Return True if the first of two sides always reached the line of the other at this point.
 
     Then they did not enter one call with two signatures.
     """
@@ -244,7 +244,7 @@ def _is_elsewhere(case: Case, slot: Slot, sides: _Sides) -> bool:
 
 
 def _is_odd(case: Case, slot: Slot, sides: _Sides) -> bool:
-    """True if the first of two sides made a known call where it never came before."""
+    """Return True if the first of two sides made a known call where it never came before."""
     here = case.job.record(sides[0][0], slot)
     return (
         here is not None and _is_new(case, slot, sides) and step(here) in _made(case, slot, sides)
@@ -252,13 +252,13 @@ def _is_odd(case: Case, slot: Slot, sides: _Sides) -> bool:
 
 
 def _may_be_new(case: Case, slot: Slot, sides: _Sides) -> bool:
-    """True if its call is new, or may be by calls before it that are not known any more."""
+    """Return True if its call is new, or may be by calls before it that are not known any more."""
     made = _made(case, slot, sides)
     return _is_new(case, slot, sides) or (len(made) < slot.seq - 1 and expected(made) is None)
 
 
 def _is_new(case: Case, slot: Slot, sides: _Sides) -> bool:
-    """True if the first of two sides made a call where it never came before, the other as ever."""
+    """Return True if the call is new on the first of two sides, and usual on the other."""
     here, there = (case.job.record(side[0], slot) for side in sides)
     if here is None or there is None:
         return False
@@ -279,7 +279,7 @@ def _made(case: Case, slot: Slot, sides: _Sides) -> list[Step]:
 
 
 def _is_final(case: Case, slot: Slot) -> bool:
-    """True if a rank is stuck in it, or in a later disputed slot that all are in.
+    """Return True if a rank is stuck in it, or in a later disputed slot that all are in.
 
     Or was aborted for it: for a call that a thread of gloo's runs, no rank need be waiting. A rank
     that has passed it, and waits for one that is still to come, may get past that as well.

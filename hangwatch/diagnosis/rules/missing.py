@@ -1,9 +1,9 @@
 """Judges ranks that are missing where others wait: busy, lost, unseen, or without a set-up call.
 
-A group's name is a count of the groups that a process has made, and the ranks of a
-group find each other below that name in the store (torch/distributed/distributed_c10d.py,
-new_group). Two groups of one name are therefore wired to each other's members: what
-one rank sends arrives in the other group, and both get stuck.
+The name of a group is the number of groups that a process created before, and the ranks of a group
+find each other by that name in the store (torch/distributed/distributed_c10d.py, new_group). So the
+members of two groups of one name are connected to each other: data of one group arrive in the
+other, and both get stuck.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ def _left_loop(case: Case, culprit: int, waits: Iterable[Wait]) -> Site | None:
     """The loop that the culprit has left for good and the waiting ranks are in."""
     here = position(case, culprit)
     there = next((at for wait in waits if (at := position(case, wait.rank)) is not None), None)
-    parted = fork(case.source.program, here, there) if here and there else None
-    if parted is None or not parted.left or parted.in_one_loop:
+    forked = fork(case.source.program, here, there) if here and there else None
+    if forked is None or not forked.left or forked.in_one_loop:
         return None
-    return case.site_of_line(parted.file, parted.left[-1].lineno)
+    return case.site_of_line(forked.file, forked.left[-1].lineno)
 
 
 def subset(
     case: Case, wait_point: Slot, others: Ranks, went_on: str, *, final: bool
 ) -> Finding | None:
-    """A minority waits in a collective that the others do not come to.
+    """A minority waits in a collective that the others do not enter.
 
     None unless the source shows that the waiting ranks took a condition on the rank.
     """
@@ -279,10 +279,10 @@ def frozen_setup(case: Case, wait_point: Setup, ranks: Ranks) -> Finding | None:
 
 
 def judge_key(case: Case, wait_point: Setup) -> Finding:
-    """A key that no rank sets: all that live wait (facts/stores.py).
+    """A key that no rank sets: all living ranks wait (facts/stores.py).
 
-    The rank that has set such keys before is to blame; where none is known, any may be. And
-    where it has gone on to what it never did before, the waiting ranks may ask for one too many.
+    The rank that set keys of that form before is to blame; if none is known, any rank may be. If it
+    is in a call that it never made before, the waiting ranks may ask for one key too many.
     """
     waits, waiting = case.waits_at(wait_point), case.direct(wait_point)
     known = setter(case.job.ranks, wait_point.keys)
@@ -335,7 +335,7 @@ def _asks_for_another(case: Case, wait_point: Setup, known: Setter, alike: Ranks
 
 
 def _has_gone_on(case: Case, rank: int) -> bool:
-    """True if a rank has come to its end, or waits where it has never been before."""
+    """Return True if a rank has ended, or waits at a line where it has never been before."""
     if rank in case.ended or rank not in case.job.ranks:
         return True
     snapshot = case.job.ranks[rank]
@@ -361,7 +361,7 @@ class _Claim:
 
     @property
     def complete(self) -> bool:
-        """True if all its members know it so."""
+        """Return True if all its members know it so."""
         return set(self.members) <= set(self.ranks)
 
 
@@ -429,7 +429,7 @@ def _claims(job: Job, gid: int | None) -> list[_Claim]:
 
 
 def _names_compare(job: Job, claims: Iterable[_Claim]) -> bool:
-    """True if names are the same on all ranks, but for the groups in question."""
+    """Return True if names are the same on all ranks, but for the groups in question."""
     asked = {claim.members for claim in claims}
     if tuple(job.world()) in asked:
         return False

@@ -51,7 +51,7 @@ def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootC
     if loop is None:
         return None
     site, over = loop
-    # Else sizes may differ that belong to one element: then it is another reason.
+    # Otherwise the sizes of one element may differ: that is another reason.
     sure = over is Unordered.SET and finding.kind is Kind.ORDER_INVERSION
     at_most = Certainty.LIKELY if sure else Certainty.POSSIBLE
     return finding.cause(What.DIFFERENT_ORDER, at_most, site, reasons.without_order(site, over))

@@ -107,18 +107,18 @@ def _without_culprits(
 
 
 def _connects(case: Case, slot: Slot) -> bool:
-    """True if NCCL connects the ranks of a group in a call: its first."""
+    """Return True if NCCL connects the ranks of a group in a call: its first."""
     groups = (case.job.progress.get(rank, {}).get(slot.gid) for rank in case.direct(slot))
     return slot.seq == 1 and any(group is not None and group.in_order for group in groups)
 
 
 def _is_alike(case: Case, slot: Slot) -> bool:
-    """True if it is known of all members that they made the same call there."""
+    """Return True if it is known of all members that they made the same call there."""
     return len(case.records_at(slot)) == len(case.job.members(slot.gid))
 
 
 def _is_before(waits: Sequence[Wait]) -> bool:
-    """True if no device has come to the work that it is to run."""
+    """Return True if no device has reached the work that it has to run."""
     return all(wait.record is not None and wait.record.begun is False for wait in waits)
 
 

@@ -101,8 +101,8 @@ def judge_threads(case: Case, slot: Slot) -> Finding | None:
     """The finding for a slot that some entered from their main thread, others from another one.
 
     None unless all of them use the group from both: nothing orders the calls of two threads, so
-    one rank comes to the one first, and another rank to the other, and no rank has left the
-    common program. An asynchronous checkpoint without a group of its own is the usual case.
+    ranks may make them in different orders, and no rank has left the common sequence of calls. An
+    asynchronous checkpoint without its own group is the usual case.
     """
     records = case.records_at(slot)
     kinds = {rank: _is_of_thread(case.job.ranks[rank], record) for rank, record in records.items()}
@@ -129,7 +129,7 @@ def judge_threads(case: Case, slot: Slot) -> Finding | None:
 
 
 def _uses_both(case: Case, rank: int, gid: int) -> bool:
-    """True if a rank has made calls of a group from its main thread and from another."""
+    """Return True if a rank has made calls of a group from its main thread and from another."""
     made = [record for at, record in case.job.ops.get(rank, ()) if at == gid and not record.p2p]
     return {True, False} <= {_is_of_thread(case.job.ranks[rank], record) for record in made}
 
@@ -137,10 +137,10 @@ def _uses_both(case: Case, rank: int, gid: int) -> bool:
 def acting_thread(
     rank: RankSnapshot, stuck: Collection[int], texts: Mapping[str, str]
 ) -> ThreadStack | None:
-    """A thread that may yet make a call, None for none seen.
+    """A thread that may still make a call, None if none was seen.
 
-    stuck: the threads that wait in the cycle; one that waits for something else may get it, and
-    the main one goes on where it waits for a while only. Threads that have made calls come first.
+    stuck: the threads that wait in the cycle; a thread that waits for something else may get it,
+    and the main one continues if its wait has a time-out. Threads that made calls come first.
     """
     callers = _callers(rank)
     main = main_thread(rank.threads, rank.pid)
@@ -154,7 +154,7 @@ def acting_thread(
 
 
 def _is_of_thread(rank: RankSnapshot, record: OpRecord) -> bool | None:
-    """True if another thread than the main one made a call; None where that is not known."""
+    """Return True if another thread than the main one made a call; None where that is not known."""
     if record.source != "page" or record.thread == 0:
         return None
     if record.thread == rank.pid:
@@ -163,7 +163,7 @@ def _is_of_thread(rank: RankSnapshot, record: OpRecord) -> bool | None:
 
 
 def _is_started(rank: RankSnapshot, record: OpRecord) -> bool | None:
-    """True if Python started the thread that made a call; None where it cannot be seen."""
+    """Return True if Python started the thread that made a call; None where it cannot be seen."""
     thread = next((t for t in rank.threads or () if t.tid == record.thread), None)
     if thread is None or not thread.frames:
         return None
@@ -196,7 +196,7 @@ def _is_of_python(thread: ThreadStack) -> bool:
 def _does_chores(rank: RankSnapshot, thread: ThreadStack) -> bool:
     """Return True if a thread is known to run a library's chores only, or no Python code."""
     main = next((one.frames for one in rank.threads or () if _is_main(rank, one)), ())
-    # The main thread waits for those of autograd, which run its hooks.
+    # The main thread waits for autograd's threads, which run its hooks.
     in_autograd = any(_AUTOGRAD.search(frame.file) for frame in main)
     if not thread.frames or (in_autograd and not _is_of_python(thread)):
         return True

@@ -1,7 +1,7 @@
-"""The control-flow graph of a program: a node for each statement, an edge for what may come next.
+"""The control-flow graph of a program: a node per statement, an edge to each possible next one.
 
-Calls of functions of the user's files that matter (they hold a line that is asked for, or lead to
-one) are expanded in place, so that a way goes through helpers and handlers as the program does.
+Calls of relevant functions of the user's files (they hold a line in question, or lead to one) are
+expanded in place, so that a path goes through helpers and handlers as the program does.
 Any statement may raise; an exception that nothing catches leads nowhere.
 """
 
@@ -82,13 +82,13 @@ class Node:
     part: bool = False
     """A part of a statement that is not always evaluated."""
     own: Node | None = None
-    """The node of what it does itself, once the functions that it calls have returned."""
+    """The node of the statement itself, after the functions that it calls have returned."""
     calls_back: bool = False
-    """A library may call these: what that does itself may as well come before them."""
+    """A library may call these: its own work may also come before them."""
     edges: list[tuple[Node, Choice | None]] = field(default_factory=list)
 
     def holds(self, line: Line) -> bool:
-        """True if it is at a line."""
+        """Return True if it is at a line."""
         return self.file == line.file and self.first <= line.number <= self.last
 
 
@@ -307,7 +307,7 @@ class Expansion:
         return self._at(context, node, managers, body)
 
     def _suppresses(self, manager: ast.expr) -> bool:
-        """True if a block ends well where something is raised in it, by its manager."""
+        """Return True if a block ends well where something is raised in it, by its manager."""
         if not isinstance(manager, ast.Call):
             return False
         leave = self._exit_of([manager])
@@ -321,7 +321,7 @@ class Expansion:
         )
 
     def _is_off(self, value: ast.expr, made: ast.Call) -> bool:
-        """True if a value is false: a setting of an object that is off where it is made so."""
+        """Return True if a value is false: a setting of an object that is turned off there."""
         if isinstance(value, ast.Constant):
             return not value.value
         start = self._program.method(called(made), "__init__")
@@ -366,7 +366,7 @@ class Expansion:
             for scope in below
             if at.holds(line) and self._program.names[scope] not in named
         )
-        # The wrapper of a decorator is come to by the function that is decorated.
+        # The decorated function leads to the wrapper of a decorator.
         some = [scope for scope in scopes if scope not in {*context.scopes, *self._wrappers}]
         if not some:
             return then
@@ -439,7 +439,7 @@ class Expansion:
         return self._or_raises(here, context, node)
 
     def _has_calls(self, node: ast.AST, context: _Context) -> bool:
-        """True if an expression calls a function that matters, or communicates."""
+        """Return True if an expression calls a function that matters, or communicates."""
         key = node, context.given
         found = self._with_calls.get(key)
         if found is None:
@@ -465,7 +465,7 @@ class Expansion:
         return self._of_objects if name not in self._program.named else []
 
     def _calls_objects(self, node: ast.AST) -> bool:
-        """True if a statement calls an object, as a module is called for its ``forward``."""
+        """Return True if a statement calls an object, as a module is called for its ``forward``."""
         named = self._program.named
         return bool(self._of_objects) and any(
             called(call) not in named and not is_collective(call) for call in _calls(node)
@@ -493,7 +493,7 @@ class Expansion:
     def _overridden(
         self, some: Sequence[Function], found: Sequence[Function], then: Node
     ) -> list[tuple[Node, Choice | None]]:
-        """The methods that stand for others of which one leads to a line, and do not themselves."""
+        """The methods that override one that leads to a line, and do not lead there themselves."""
         rest = {scope for scope in found if scope not in self._matter}
         several = some if rest else ()
         instead = dict.fromkeys(one for scope in several for one in self._program.overrides(scope))
@@ -566,17 +566,17 @@ def _calls(node: ast.AST) -> list[ast.Call]:
 
 
 def _starts(tree: ast.Module) -> bool:
-    """True if a file is one that is run: it asks for ``__main__``."""
+    """Return True if a file is one that is run: it asks for ``__main__``."""
     return any(isinstance(node, ast.If) and asks_whether_run(node.test) for node in tree.body)
 
 
 def asks_whether_run(test: ast.expr) -> bool:
-    """True if a condition asks if its file is the program: it is so on all ranks."""
+    """Return True if a condition asks if its file is the program: it is so on all ranks."""
     return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
 
 
 def exits(node: ast.AST) -> bool:
-    """True if a statement ends the program."""
+    """Return True if a statement ends the program."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Call) and called(value) in _EXITS
 
@@ -590,7 +590,7 @@ def _is_anything(case: ast.match_case) -> bool:
 
 
 def _swallows(leave: Function) -> bool:
-    """True if an ``__exit__`` may swallow an exception, by what it returns."""
+    """Return True if an ``__exit__`` may swallow an exception, by its return value."""
     return any(not isinstance(value, ast.Constant) or value.value for value in _returned(leave))
 
 
@@ -601,6 +601,6 @@ def _returned(function: Function) -> list[ast.expr]:
 
 
 def _last_function(scope: Function) -> Function | None:
-    """The last function that is defined in another one, which is what it returns."""
+    """The last function that is defined in another one, which returns it."""
     body = scope.body if isinstance(scope, SCOPES) else []
     return next((one for one in reversed(body) if isinstance(one, SCOPES)), None)
