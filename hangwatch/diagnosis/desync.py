@@ -77,9 +77,9 @@ def _out_of_step(job: Job, gid: int, ranks: list[int], slots: _Slots) -> Iterato
     for rank in ranks:
         by_shift: dict[int, dict[int, Drift]] = defaultdict(dict)
         for other in ranks:
-            apart = drift(steps[rank], steps[other])
-            if apart is not None:
-                by_shift[apart.shift][other] = apart
+            drifted = drift(steps[rank], steps[other])
+            if drifted is not None:
+                by_shift[drifted.shift][other] = drifted
         others = max(by_shift.values(), key=len, default={})
         if not others or not is_half(others, ranks):
             continue
@@ -135,11 +135,11 @@ def _from(first: int, calls: Mapping[int, Step]) -> dict[int, Step]:
 
 
 def _verdict_of_drift(
-    job: Job, gid: int, apart: Drift, sides: tuple[Ranks, Ranks], slots: _Slots
+    job: Job, gid: int, drifted: Drift, sides: tuple[Ranks, Ranks], slots: _Slots
 ) -> Verdict:
-    slot, records = Slot(gid, apart.seq), slots[apart.seq]
+    slot, records = Slot(gid, drifted.seq), slots[drifted.seq]
     mine, theirs = (next(records[rank] for rank in side if rank in records) for side in sides)
-    about = theirs if apart.shift > 0 else mine
+    about = theirs if drifted.shift > 0 else mine
     texts = job.snapshot.sources
     scene = Scene(
         *sides,
@@ -148,7 +148,7 @@ def _verdict_of_drift(
         with_source(theirs.site, texts),
     )
     even = len(sides[0]) == len(sides[1])
-    text = disagreement.drifting(scene, apart.shift, known=apart.known, even=even)
+    text = disagreement.drifting(scene, drifted.shift, known=drifted.known, even=even)
     return _verdict(job, slot, Kind.OP_MISMATCH, scene, about, text, even=even)
 
 

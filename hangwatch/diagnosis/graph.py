@@ -92,10 +92,10 @@ def build(
     graph.disputed.update(Slot(gid, seq) for gid, seq in disputed.items())
     graph.devices.update((rank, set()) for rank in stuck)
     for wait in _without_idle_guesses(job, needed(job, waits, stuck), ended):
-        if wait.record is not None and wait.record.device and not wait.apart:
+        if wait.record is not None and wait.record.device and not wait.in_thread:
             graph.devices.setdefault(wait.rank, set()).add(wait.wait_point)
         graph.at[wait.wait_point].append(wait)
-        if not wait.apart:
+        if not wait.in_thread:
             graph.by_rank[wait.rank].append(wait)
     for wait_point in list(graph.at):
         first = disputed.get(wait_point.gid) if isinstance(wait_point, Slot) else None
@@ -122,10 +122,10 @@ def _without_idle_guesses(
     kept: list[Wait] = []
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
-        slot = wait.wait_point if wait.vague and isinstance(wait.wait_point, Slot) else None
+        slot = wait.wait_point if wait.inferred and isinstance(wait.wait_point, Slot) else None
         if slot is None or _missing_at_slot(job, slot, Graph(), ended):
             kept.append(wait)
-        elif not wait.over:
+        elif not wait.ended:
             idle[wait.rank].append(wait)
     explained = {wait.rank for wait in kept}
     return kept + [wait for r, w in idle.items() if r not in explained for wait in w]
@@ -166,7 +166,9 @@ def _link_queues(graph: Graph) -> None:
     of another group on one of its members.
     """
     for waits in graph.by_rank.values():
-        issued = [wait.wait_point for wait in waits if not wait.firm and wait.record is not None]
+        issued = [
+            wait.wait_point for wait in waits if not wait.is_blocked and wait.record is not None
+        ]
         for before, wait_point in pairwise(issued):
             if isinstance(wait_point, Slot) and graph.is_full(wait_point):
                 graph.queued[wait_point].append(before)

@@ -154,7 +154,7 @@ def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
     if finding.certainty is not Certainty.POSSIBLE or not finding.waits:
         return False
     waiting = {wait.rank for wait in finding.waits}
-    return all(wait.vague for wait in finding.waits) and any(
+    return all(wait.inferred for wait in finding.waits) and any(
         other.certainty is not Certainty.POSSIBLE and waiting <= {*other.victims, *other.culprits}
         for other in others
     )
@@ -228,7 +228,7 @@ def _is_old_enough(case: Case, age_s: float) -> bool:
 
 def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -> State | None:
     """The state to report, None if there is nothing to report so far."""
-    over = bool(finding.waits) and all(wait.over for wait in finding.waits)
+    over = bool(finding.waits) and all(wait.ended for wait in finding.waits)
     if case.job.snapshot.ended or over:
         # A job that was well may just have been ended: then no rank waited for long.
         wrong = finding.final or finding.ended or age_s >= thresholds.suspect_after_s

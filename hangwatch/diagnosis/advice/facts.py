@@ -126,7 +126,7 @@ class Facts:
     """``TypeName: message`` of the exception that ended a culprit."""
     cause: What | None = None
     """The cause, where the source shows it."""
-    apart: bool = False
+    different_calls: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
 
 
@@ -178,7 +178,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
         awaited,
         _error(case, culprits),
         cause.what if _is_shown(cause) else None,
-        apart=finding.apart,
+        different_calls=finding.different_calls,
     )
 
 

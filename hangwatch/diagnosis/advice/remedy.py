@@ -23,11 +23,10 @@ class Remedy:
     text: may name values of advice/facts.py, in braces; a remedy does not fit a finding for which
     one of them is not known. topic: of several with one topic only the first is given; covers:
     other topics that need no further remedy. link: to the documentation. causes: the cause, by the
-    source.
-    uses: the program uses one of these; unless: it uses none of these. call, awaited: patterns for
-    a function that the culprits, the others, are in. error: a pattern for the exception that ended
-    a culprit. apart: culprits and others have to be, or not to be, in different calls of the
-    program.
+    source. uses: the program uses one of these; unless: it uses none of these. call, awaited:
+    patterns for a function that the culprits, the others, are in. error: a pattern for the
+    exception that ended a culprit. different_calls: culprits and others have to be, or not to be,
+    in different calls of the program.
     """
 
     text: str
@@ -41,7 +40,7 @@ class Remedy:
     call: str = ""
     awaited: str = ""
     error: str = ""
-    apart: bool | None = None
+    different_calls: bool | None = None
     covers: tuple[str, ...] = ()
 
     def filled(self, kind: Kind, reason: Reason, facts: Facts) -> str | None:
@@ -52,7 +51,7 @@ class Remedy:
             and (not self.reasons or reason in self.reasons)
             and (not self.uses or not facts.uses.isdisjoint(self.uses))
             and facts.uses.isdisjoint(self.unless)
-            and self.apart in (None, facts.apart)
+            and self.different_calls in (None, facts.different_calls)
             and (not self.error or re.search(self.error, facts.error))
         )
         if not fits:
@@ -148,7 +147,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     needless |= _OF_TENSORS if facts.cause in _ARGUMENTS else frozenset()
     needless |= _OF_MESSAGES if facts.values.keys() & _INSTEAD else frozenset()
     # For a lost node or a failed GPU, no rank's code is at fault.
-    apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
-    if not (apart and len(chosen) - special >= ENOUGH):
+    no_code = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
+    if not (no_code and len(chosen) - special >= ENOUGH):
         choose("kind", needless)
     return tuple(filter(None, chosen.values()))[:MAX_ITEMS]

@@ -226,8 +226,8 @@ def other_thread(
 ) -> Link | None:
     """The one other thread of a rank that is in the user's code, and where no peer's thread is."""
     usual = {_at(thread) for peer in peers for thread in others(peer)}
-    apart = only(thread for thread in others(rank) if _at(thread) not in usual)
-    return of_thread(apart, sources) if apart is not None else None
+    unusual = only(thread for thread in others(rank) if _at(thread) not in usual)
+    return of_thread(unusual, sources) if unusual is not None else None
 
 
 def _at(thread: ThreadStack) -> tuple[str, int]:

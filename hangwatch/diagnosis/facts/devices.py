@@ -62,7 +62,7 @@ def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait
     behind: list[Wait] = []
     for wait in waits:
         if wait.rank not in stuck:
-            is_behind = wait.apart and wait.record is not None and wait.record.device
+            is_behind = wait.in_thread and wait.record is not None and wait.record.device
             (behind if is_behind else now).append(wait)
     if not behind:
         return now

@@ -191,7 +191,7 @@ def _suspect_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
 
 def _blame_a_vague_error(job: Job, ends: dict[int, Ending]) -> None:
     """Blame the rank whose error may be its own, where none is known to have failed by itself."""
-    vague = [
+    unclear = [
         rank
         for rank, end in ends.items()
         if end.cause is Cause.ECHO
@@ -199,8 +199,8 @@ def _blame_a_vague_error(job: Job, ends: dict[int, Ending]) -> None:
         and not _names_a_peer(job, rank, end.exception)
         and last_call(job, rank) is None
     ]
-    if len(vague) == 1 and len(ends) > 1:
-        _attribute(ends, vague, Cause.OWN)
+    if len(unclear) == 1 and len(ends) > 1:
+        _attribute(ends, unclear, Cause.OWN)
 
 
 def _find_echoes(job: Job, ends: dict[int, Ending]) -> None:
@@ -457,9 +457,9 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS or exception.sent in _ENDED_BY:
             return Cause.TERMINATED
-        vague = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
-        vague = vague and _was_communicating(job, rank)
-        return Cause.ECHO if vague or _names_a_peer(job, rank.rank, exception) else Cause.OWN
+        unclear = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
+        unclear = unclear and _was_communicating(job, rank)
+        return Cause.ECHO if unclear or _names_a_peer(job, rank.rank, exception) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how in (How.SIGNAL, How.EXIT_CODE) else Cause.OWN
 

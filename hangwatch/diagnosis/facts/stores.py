@@ -163,7 +163,7 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
         return []
     waited_s: dict[int, float] = defaultdict(float)
     for wait in waits:
-        if not wait.apart:
+        if not wait.in_thread:
             waited_s[wait.rank] = max(waited_s[wait.rank], wait.age_s)
     at: dict[int, tuple[str, ...]] = {}
     for rank in calling:
@@ -180,7 +180,7 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
             number,
             Setup(STORE, "\n".join(keys)),
             min(waited_s[rank] for rank in alive),  # before, one might have set it
-            firm=True,
+            is_blocked=True,
             op=job.ranks[number].in_call,
             site=job.ranks[number].in_call_site,
         )

@@ -72,16 +72,16 @@ class Wait(NamedTuple):
     rank: int
     wait_point: WaitPoint
     age_s: float
-    firm: bool
+    is_blocked: bool
     """It is known to be blocked; otherwise only its unfinished work is known."""
     op: str = ""
     record: OpRecord | None = None
     site: Site | None = None
-    over: bool = False
+    ended: bool = False
     """It waited until it ended, or until the call raised."""
-    apart: bool = False
+    in_thread: bool = False
     """Another thread waits, while the program of the rank is elsewhere."""
-    vague: bool = False
+    inferred: bool = False
     """Only counters show it: its group and its slot are inferred."""
     connects: bool = False
     """It waits only for its connection to the peer: the call returns before there is a message."""

@@ -50,8 +50,8 @@ def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int
             # It has been long ago in a slot before one that it raised after.
             if all(isinstance(p, Slot) and p.seq < passed.get(p.gid, 0) for p in points):
                 slots = (Slot(gid, seq) for gid, seq in passed.items())
-                found = [Wait(number, p, end.age_s, firm=False) for p in slots] or found
-            waits.extend(wait._replace(over=True) for wait in found)
+                found = [Wait(number, p, end.age_s, is_blocked=False) for p in slots] or found
+            waits.extend(wait._replace(ended=True) for wait in found)
     return waits + for_keys(job, ended, waits)
 
 
@@ -61,8 +61,8 @@ def _in_call(  # noqa: PLR0913 (the fields of a wait)
     position: int,
     age_s: float,
     *,
-    firm: bool = False,
-    apart: bool = False,
+    is_blocked: bool = False,
+    in_thread: bool = False,
     connects: bool = False,
 ) -> Iterator[Wait]:
     """The wait of a rank in one of its calls; none in one that can wait for no rank."""
@@ -80,11 +80,11 @@ def _in_call(  # noqa: PLR0913 (the fields of a wait)
         rank,
         wait_point,
         age_s,
-        firm,
+        is_blocked,
         op=record.op,
         record=record,
         site=record.site,
-        apart=apart,
+        in_thread=in_thread,
         connects=connects,
     )
 
@@ -110,10 +110,10 @@ def _of_living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterat
     in_collective = waits_in_collective(rank, job.snapshot.sources)
     yield from main
     if main or in_collective is False:
-        yield from (wait._replace(apart=True) for wait in others)
+        yield from (wait._replace(in_thread=True) for wait in others)
     else:
         # Autograd runs its hooks in threads of the device, for which main waits.
-        yield from (wait._replace(firm=in_collective is True) for wait in others)
+        yield from (wait._replace(is_blocked=in_collective is True) for wait in others)
     if main or in_collective is not False:
         taken = {wait.wait_point for wait in blocked}
         yield from (wait for wait in _pending(job, rank) if wait.wait_point not in taken)
@@ -140,7 +140,7 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
             continue
         groups.add(gid)
         age_s = min(seconds(record.issued_age_s), math.inf if still_s is None else still_s)
-        yield from _in_call(job, rank, position, age_s, apart=behind)
+        yield from _in_call(job, rank, position, age_s, in_thread=behind)
 
 
 def setup_of(job: Job, rank: RankSnapshot) -> Setup | None:
@@ -161,7 +161,7 @@ def _in_setup(job: Job, rank: RankSnapshot, setup: Setup, age_s: float) -> Wait:
     slot = Slot(job.gid(SETTING_UP), made.number) if made is not None else None
     record = job.record(rank.rank, slot) if slot is not None else None
     site = rank.in_call_site
-    return Wait(rank.rank, setup, age_s, firm=True, op=setup.call, record=record, site=site)
+    return Wait(rank.rank, setup, age_s, is_blocked=True, op=setup.call, record=record, site=site)
 
 
 def _new_group_of(rank: RankSnapshot) -> NewGroup | None:
@@ -186,8 +186,10 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         in_order = record.p2p and progress is not None and progress.in_order
         connects = in_order and (blocked_s is None or blocked_s >= record.issued_age_s)
         age_s = seconds(record.issued_age_s if blocked_s is None else blocked_s)
-        firm = not connects
-        yield from _in_call(job, rank.rank, position, age_s, firm=firm, connects=connects)
+        is_blocked = not connects
+        yield from _in_call(
+            job, rank.rank, position, age_s, is_blocked=is_blocked, connects=connects
+        )
 
 
 def _pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
@@ -231,7 +233,7 @@ def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
                 issued_s = progress.changed_age_s
                 age_s = pending_s if issued_s is None else min(pending_s, seconds(issued_s))
                 if issued_s is None or age_s >= MOMENT_S:
-                    yield Wait(rank.rank, slot, age_s, firm=False, vague=True)
+                    yield Wait(rank.rank, slot, age_s, is_blocked=False, inferred=True)
 
 
 def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
@@ -270,7 +272,7 @@ def _of_ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iter
         yield _in_setup(job, rank, setup, seconds(rank.in_call_age_s) or end.age_s)
     elif position is not None:
         age_s = seconds(job.ops[rank.rank][position][1].issued_age_s)
-        yield from _in_call(job, rank.rank, position, age_s, firm=True)
+        yield from _in_call(job, rank.rank, position, age_s, is_blocked=True)
     elif end.cause is Cause.ECHO or rank.pending_age_s is not None:
         known = list(_pending(job, rank)) or list(_with_the_gone(job, rank, ended))
         yield from known or _by_counters(job, rank)
@@ -304,7 +306,7 @@ def _with_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) ->
         slots = _in_groups(job, rank, ended, groups)
     age_s = seconds(rank.pending_age_s) or ended[rank.rank].age_s
     for slot in slots:
-        yield Wait(rank.rank, slot, age_s, firm=False, op=op, vague=len(groups) > 1)
+        yield Wait(rank.rank, slot, age_s, is_blocked=False, op=op, inferred=len(groups) > 1)
 
 
 def _in_groups(

@@ -88,10 +88,10 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
         waits = case.graph.at[wait_point]
         oldest_s = max(wait.age_s for wait in waits)
         expected = calls.get(wait_point) in usual
-        firm = not all(wait.vague for wait in waits)
+        is_seen = not all(wait.inferred for wait in waits)
         seq = wait_point.seq if isinstance(wait_point, Slot) else 0
         kind = type(wait_point).__name__, seq, case.op_at(waits, wait_point)
-        return firm, expected, round(oldest_s, 1), len(waits), kind
+        return is_seen, expected, round(oldest_s, 1), len(waits), kind
 
     return max(wait_points, key=weight, default=None)
 
@@ -188,8 +188,8 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         return _outlasted(case, wait_point, culprits, how)
     scene = case.scene(wait_point, culprits, _finished_site(case, culprits[0]))
     # Counters alone do not say for sure that it is this group that has unfinished work.
-    sure = any(not wait.vague for wait in waits)
-    unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
+    sure = any(not wait.inferred for wait in waits)
+    unsure = Certainty.POSSIBLE if all(wait.ended for wait in waits) else Certainty.LIKELY
     lives_on = any(_lives_on(case, rank) for rank in culprits)
     # A thread that keeps the process alive may still make calls.
     returned = any(map(case.has_returned, culprits))
@@ -200,7 +200,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE if lives_on else Reason.EXITED,
         certainty=Certainty.PROVED if sure and not even and not returned else unsure,
-        text=wording.finished(scene, how, gone, failed=all(wait.over for wait in waits)),
+        text=wording.finished(scene, how, gone, failed=all(wait.ended for wait in waits)),
         final=sure and not returned,
         ended=tuple(rank for rank in culprits if rank in case.ended),
         **case.about(wait_point, scene),
@@ -210,8 +210,8 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
 def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str) -> Finding:
     """Most members have finished, and a few still run."""
     waits = case.waits_at(wait_point)
-    firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
-    culprits = firm or case.direct(wait_point)
+    seen = tuple(sorted({wait.rank for wait in waits if not wait.inferred}))
+    culprits = seen or case.direct(wait_point)
     # One message may have been sent too few, or one too many is awaited.
     sure = Certainty.PROVED if isinstance(wait_point, Slot) else Certainty.LIKELY
     site, other_site = case.victims_site(waits), _finished_site(case, finished[0])
@@ -219,9 +219,9 @@ def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str
     victims = tuple(sorted({*case.victims_of(finished)} - {*culprits}))
     return Finding(
         kind=Kind.FINISHED_EARLY,
-        certainty=sure if firm else Certainty.POSSIBLE,
+        certainty=sure if seen else Certainty.POSSIBLE,
         text=wording.outlasted(scene, how),
-        final=bool(firm),
+        final=bool(seen),
         **case.about(wait_point, scene, victims),
     )
 
@@ -286,7 +286,7 @@ def died(
         site or _last_site(case, first),
         case.victims_site(waits),
     )
-    vague = aborted is not None or end.how is How.GONE or end.contested
+    unclear = aborted is not None or end.how is How.GONE or end.contested
     peers = _rivals(case, wait_point, culprits, direct) if aborted else ()
     if aborted is Library.NCCL:
         peers = tuple(rank for rank in peers if _is_behind(case, rank, first))
@@ -298,12 +298,12 @@ def died(
     runs_at = next(filter(None, map(case.waiting_site, running)), None)
     if peers or several:
         certainty = Certainty.POSSIBLE
-    elif vague or runs_at is not None:
+    elif unclear or runs_at is not None:
         certainty = Certainty.LIKELY
     text = wording.died(
         scene,
         end,
-        failed=bool(waits) and all(wait.over for wait in waits),
+        failed=bool(waits) and all(wait.ended for wait in waits),
         aborted=aborted,
         rivals=peers,
         runs_at=runs_at,

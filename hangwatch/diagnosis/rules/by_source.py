@@ -220,7 +220,7 @@ def _left_loop(case: Case, finding: Finding, read: Read, loop: Loop) -> Finding:
     scene = _scene(case, finding)
     awaited = _entered(case, finding, scene.others)
     at = case.site_of_line(read.choice.file, loop.lineno)
-    over = all(wait.over for wait in finding.waits if wait.rank in scene.others)
+    over = all(wait.ended for wait in finding.waits if wait.rank in scene.others)
     _, mine = _entered(case, finding, finding.culprits)
     return replace(
         finding,

@@ -72,7 +72,7 @@ class Finding:
     """Culprits that have ended."""
     hang: Certainty | None = None
     """The certainty that it hangs, if higher than that of the culprits."""
-    apart: bool = False
+    different_calls: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
     differs: str = ""
     """The one respect in which their calls differ (facts/signatures.py: Differs)."""
@@ -386,8 +386,8 @@ class Case:
 
     def wait_site(self, wait: Wait) -> Site | None:
         """The user's line of a wait; of one that is over the line that raised."""
-        found = wait.site or (self._raised_at(wait.rank) if wait.over else None)
-        if found is None and not wait.over:
+        found = wait.site or (self._raised_at(wait.rank) if wait.ended else None)
+        if found is None and not wait.ended:
             return self.waiting_site(wait.rank)
         return with_source(found, self.texts)
 

@@ -87,7 +87,7 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
             left_without(case, finding)
             or unwinding
             or _by_retry(case, finding)
-            or without_order(case, finding, apart=True)
+            or without_order(case, finding, in_one_call=True)
             or _by_callback(case, finding)
             or _by_kind(case, finding)
         )
@@ -271,7 +271,7 @@ def _sized(case: Case, finding: Finding) -> RootCause | None:
     """The line that makes a size depend on the data of the rank, or a root on its own values."""
     at = position(case, finding.culprits[0]) if finding.culprits else None
     search = _BACK_TO.get(finding.differs)
-    if search is None or finding.apart or finding.site is None:
+    if search is None or finding.different_calls or finding.site is None:
         return None
     line = line_at(finding.site)
     above = at.frames[:-1] if at is not None and at.line == line else ()
@@ -384,7 +384,7 @@ def _named(case: Case, finding: Finding) -> What:
         return finding.what
     if is_about_groups(finding):
         return What.STUCK_LINE if are_busy(case, finding) else What.GROUP_CREATION
-    if finding.apart:
+    if finding.different_calls:
         return What.UNKNOWN  # calls of one operation, and not one call
     busy = finding.reason not in OF_THE_PROGRAM or are_busy(case, finding)
     if finding.kind is Kind.MISSING_PEER and busy:

@@ -84,7 +84,7 @@ def has_diverged(case: Case, finding: Finding) -> bool:
         return False
     if finding.kind is Kind.SIGNATURE_MISMATCH:
         sites = {record.site for record in case.records_at(finding.wait_point).values()}
-        return finding.apart or len(sites) > 1
+        return finding.different_calls or len(sites) > 1
     return finding.what is None and (finding.kind in DIVERGED or is_about_groups(finding))
 
 

@@ -152,8 +152,8 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Blame | No
         if waits
     ]
     waits = tuple(wait for _, side in ordered for wait in side)
-    firm = all(wait.firm for wait in waits)
-    certainty = Certainty.PROVED if firm else Certainty.LIKELY
+    blocked = all(wait.is_blocked for wait in waits)
+    certainty = Certainty.PROVED if blocked else Certainty.LIKELY
     kind = Kind.ORDER_INVERSION
     if left is None:
         culprits, about = _fewer([ranks for ranks, _, _ in parts]), ordered[0][0]
@@ -183,7 +183,7 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Blame | No
         culprits=culprits,
         victims=case.victims_of(culprits, sides),
         text=text,
-        final=firm,
+        final=blocked,
         wait_point=about,
         collective=case.collective(about, case.waits_at(about)),
         site=site,
@@ -233,9 +233,9 @@ def _half_message(case: Case, wait_point: Channel, inside: set[int], *, silent: 
     """
     peers = _peers_of(case, wait_point)
     finding = missing_peer(case, wait_point, peers, case.waiting_text(peers), Reason.USER_CODE)
-    firm = all(wait.firm for rank in inside for wait in case.graph.by_rank.get(rank, ()))
-    sure = firm and wait_point.peer != ANYONE and not silent
-    return replace(finding, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
+    blocked = all(wait.is_blocked for rank in inside for wait in case.graph.by_rank.get(rank, ()))
+    sure = blocked and wait_point.peer != ANYONE and not silent
+    return replace(finding, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=blocked)
 
 
 def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
@@ -417,15 +417,15 @@ def _finding(
 ) -> Finding:
     points = [side.point for side in sides]
     waits = tuple(side.wait for side in sides)
-    firm = all(wait.firm for wait in waits)
+    blocked = all(wait.is_blocked for wait in waits)
     ranks, culprits = {side.rank for side in sides}, {*scene.culprits}
     victims = tuple(sorted({*case.victims_of(culprits, points), *ranks} - culprits))
     finding = Finding(
         kind=Kind.MISSING_PEER,
         certainty=Certainty.LIKELY if culprits < ranks else Certainty.POSSIBLE,
         text=text,
-        final=firm,
-        hang=Certainty.PROVED if firm else Certainty.LIKELY,
+        final=blocked,
+        hang=Certainty.PROVED if blocked else Certainty.LIKELY,
         what=What.DIFFERENT_ARGUMENT if differs else What.UNMATCHED_P2P,
         settled=True,
         differs=differs,

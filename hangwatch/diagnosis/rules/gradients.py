@@ -62,8 +62,8 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
     if raised and all(map(_NOT_REDUCED.search, raised)):
         why, site = reasons.no_gradient(culprits), _to_change(case, finding)
         return finding.cause(What.UNUSED_PARAMETER, Certainty.LIKELY, site, why)
-    apart = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
-    if not isinstance(slot, Slot) or not apart or not _is_read(case, finding):
+    may_differ = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
+    if not isinstance(slot, Slot) or not may_differ or not _is_read(case, finding):
         return None
     others = _others(case, culprits, slot)
     left_out = not any(_reduces(case, rank, slot) for rank in culprits)

@@ -228,7 +228,7 @@ def _without_majority(case: Case, slot: Slot, split: Split) -> Finding:
     return replace(
         finding,
         hang=Certainty.LIKELY if finding.final and whole else None,
-        apart=bool(_by_cpp(case, slot, *(ranks for _, ranks in split.parts))),
+        different_calls=bool(_by_cpp(case, slot, *(ranks for _, ranks in split.parts))),
         differs=split.differs,
     )
 
@@ -334,7 +334,9 @@ def _other_signature(
     by_cpp = _by_cpp(case, slot, culprits, others)
     text = disagreement.signature(scene, split, by_cpp)
     finding = _finding(case, slot, Kind.SIGNATURE_MISMATCH, scene, text)
-    return replace(finding, certainty=certainty, apart=bool(by_cpp), differs=split.differs)
+    return replace(
+        finding, certainty=certainty, different_calls=bool(by_cpp), differs=split.differs
+    )
 
 
 def _other_splits(case: Case, slot: Slot, split: Split) -> Finding:

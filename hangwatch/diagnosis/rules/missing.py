@@ -77,7 +77,7 @@ def _or_crossed(case: Case, finding: Finding, activity: Activity) -> Finding:
         (wait, others)
         for waits in case.graph.at.values()
         for wait in waits
-        if wait.apart and wait.rank in finding.culprits
+        if wait.in_thread and wait.rank in finding.culprits
         if (others := {*case.graph.missing.get(wait.wait_point, ())} & {*finding.victims})
     ]
     if not kept or blocked.link.holds is None:
@@ -129,7 +129,7 @@ def absent_ranks(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
     # All that is seen has failed of a peer that was gone: of one that is not seen.
     failed = Cause.OWN not in causes and any(
-        wait.over and case.ended[wait.rank].cause is Cause.ECHO for wait in waits
+        wait.ended and case.ended[wait.rank].cause is Cause.ECHO for wait in waits
     )
     return Finding(
         kind=Kind.DIED if failed else Kind.NEVER_ENTERED,
@@ -165,7 +165,7 @@ def lost(case: Case, awaited: Iterable[int], wait_points: Iterable[WaitPoint | N
         reason=Reason.NETWORK if alone and len(nodes) > 1 else Reason.NODE_LOST,
         certainty=Certainty.POSSIBLE if alone else Certainty.LIKELY,
         text=wording.lost(
-            scene, nodes, here if alone else (), failed=all(wait.over for wait in waits)
+            scene, nodes, here if alone else (), failed=all(wait.ended for wait in waits)
         ),
         ended=culprits,
         **case.about(wait_point, scene),

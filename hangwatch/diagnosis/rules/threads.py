@@ -88,7 +88,7 @@ def unless_given_up(case: Case, finding: Finding) -> Finding:
     if not finding.final or finding.ended:
         return finding
     for wait in finding.waits:
-        stack = [] if wait.over or wait.rank in case.ended else case.stack(wait.rank)
+        stack = [] if wait.ended or wait.rank in case.ended else case.stack(wait.rank)
         line = Line(stack[-1].file, stack[-1].line) if stack else Line("", 0)
         if has_time_limit(case.source.program.scope_at(line), line.number):
             where = at_line(case.site_of_line(*line))
