@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.diagnosis.facts.history import Step, shift, step
-from hangwatch.diagnosis.facts.job import Job, index, is_half
+from hangwatch.diagnosis.facts.job import Job, at_least_half, index
 from hangwatch.diagnosis.facts.signatures import Differs, split_of
 from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.diagnosis.text import disagreement
@@ -81,7 +81,7 @@ def _out_of_step(job: Job, gid: int, ranks: list[int], slots: _Slots) -> Iterato
             if drifted is not None:
                 by_shift[drifted.shift][other] = drifted
         others = max(by_shift.values(), key=len, default={})
-        if not others or not is_half(others, ranks):
+        if not others or not at_least_half(others, ranks):
             continue
         model, first = next(iter(others.items()))
         # A rank that nowhere differs from the others has only not come far enough to show it.

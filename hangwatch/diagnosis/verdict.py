@@ -112,21 +112,21 @@ def _findings(case: Case) -> list[Finding]:
     job = case.job
     dead = [rank for rank, end in case.ended.items() if end.is_failure]
     found: list[Finding] = []
-    terminals: list[int] = []
+    blocking: list[int] = []
     for root in roots(case.graph, dead if job.snapshot.ended else ()):
         if root.is_cycle and (frozen := frozen_in(case, root)):
-            terminals.extend(frozen)
+            blocking.extend(frozen)
         elif root.is_cycle:
             found.append(judge_cycle(case, root))
         elif root.ranks:
-            terminals.extend(root.ranks)
+            blocking.extend(root.ranks)
         else:
             [point] = root.wait_points
             finding = None
             if isinstance(point, Slot) and point in case.graph.disputed:
                 finding = judge_dispute(case, point)
             found.append(finding or judge_stuck(case, point))
-    found.extend(judge_blocking(case, terminals))
+    found.extend(judge_blocking(case, blocking))
     decided = [
         finding
         if finding.settled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hangwatch.diagnosis.facts.job import Job, is_minority
+from hangwatch.diagnosis.facts.job import Job, at_most_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, WaitPoint
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import OpRecord
@@ -84,7 +84,7 @@ def fewest(counts: Mapping[int, int]) -> tuple[int, ...]:
     least = min(counts.values(), default=0)
     behind = tuple(rank for rank, count in counts.items() if count == least)
     others = {count for count in counts.values() if count != least}
-    return behind if is_minority(behind, counts) and len(others) == 1 else ()
+    return behind if at_most_half(behind, counts) and len(others) == 1 else ()
 
 
 def _first_in_common(job: Job, ranks: Sequence[int]) -> dict[int, int]:

@@ -20,18 +20,18 @@ from hangwatch.model.page import MAX_WORLD
 from hangwatch.model.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 
 
-def is_minority(part: Sized, whole: Sized) -> bool:
-    """True of some, and at most half: of two halves only one has left the common program."""
+def at_most_half(part: Sized, whole: Sized) -> bool:
+    """Return True if a part is at most half, and not empty."""
     return 0 < 2 * len(part) <= len(whole)
 
 
-def is_half(part: Sized, whole: Sized) -> bool:
-    """True of at least half."""
+def at_least_half(part: Sized, whole: Sized) -> bool:
+    """Return True if a part is at least half."""
     return 2 * len(part) >= len(whole)
 
 
 def is_majority(part: Sized, whole: Sized) -> bool:
-    """True of more than half."""
+    """Return True if a part is more than half."""
     return 2 * len(part) > len(whole)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, Library, aborted_by, last_call
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
-from hangwatch.diagnosis.facts.job import is_half, is_majority
+from hangwatch.diagnosis.facts.job import at_least_half, is_majority
 from hangwatch.diagnosis.facts.wait_points import Channel, Setup, Slot, WaitPoint
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.gradients import differs_in_no_sync
@@ -139,7 +139,9 @@ def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding 
     DDP's constructor compares the model across ranks; the collectives of the few
     answer it. Only the source distinguishes it from a model that does differ.
     """
-    if not isinstance(wait_point, Slot) or not is_half(dead, case.job.members(wait_point.gid)):
+    if not isinstance(wait_point, Slot) or not at_least_half(
+        dead, case.job.members(wait_point.gid)
+    ):
         return None
     end = case.ended[dead[0]]
     if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.story):
@@ -176,7 +178,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         # A rank that is no member of a group does not wait there, and may have ended since.
         return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
     members = case.job.members(wait_point.gid)
-    if is_half(culprits, members):
+    if at_least_half(culprits, members):
         few = subset(case, wait_point, culprits, f"went on without it: {how}", final=True)
         if few is not None:
             return few
@@ -195,7 +197,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     returned = any(map(case.has_returned, culprits))
     gone = Gone.RETURNED if returned else Gone.LEFT if lives_on else Gone.OVER
     # If two ranks both live on, one may have made too few calls or the other too many.
-    even = lives_on and is_half(culprits, members) and not is_majority(culprits, members)
+    even = lives_on and at_least_half(culprits, members) and not is_majority(culprits, members)
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE if lives_on else Reason.EXITED,
@@ -332,7 +334,9 @@ def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding
         members = case.job.members(slot.gid)
         known = [rank for rank in members if case.job.record(rank, slot) is not None]
         # A few pages have a call of Python's; most ranks, there as well, had one of C++'s.
-        if is_half(known, members) or not all(case.job.arrived(rank, slot) for rank in members):
+        if at_least_half(known, members) or not all(
+            case.job.arrived(rank, slot) for rank in members
+        ):
             continue
         finding = judge_unrecorded(case, slot)
         if finding is not None and finding.certainty is not Certainty.POSSIBLE:

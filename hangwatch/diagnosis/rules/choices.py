@@ -205,7 +205,7 @@ def _ways(case: Case, split: Split, even: Collection[Choice]) -> Ways | None:
     before, ever = lines_before(case, split.culprit), lines_of(case, split.culprit)
 
     def barred(choice: Choice) -> bool:
-        """True for a choice that the culprit never makes: the same each time, and it did not."""
+        """Return True for a choice with a constant outcome that the culprit did not have."""
         node, test = choice.node, choice.test
         if choice in even or not isinstance(node, ast.If) or test is None:
             return choice in even

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hangwatch.diagnosis.facts.channels import is_guessed, senders
 from hangwatch.diagnosis.facts.history import has_history, is_usual_wait, step
-from hangwatch.diagnosis.facts.job import is_minority
+from hangwatch.diagnosis.facts.job import at_most_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Root
 from hangwatch.diagnosis.rules.blocking import finished
@@ -223,7 +223,7 @@ def _peers_of(case: Case, wait_point: Channel) -> Ranks:
     if wait_point.peer != ANYONE:
         return (wait_point.peer,)
     missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
-    return missing if len(several) == 1 or is_minority(missing, several) else ()
+    return missing if len(several) == 1 or at_most_half(missing, several) else ()
 
 
 def _half_message(case: Case, wait_point: Channel, inside: set[int], *, silent: bool) -> Finding:
@@ -273,7 +273,7 @@ def _blame(
     everyone = tuple(sorted({wait.rank for wait in there}))
     departures = case.departures
     alone = (departures.ranks or departures.tied) & inside
-    if is_minority(alone, everyone):
+    if at_most_half(alone, everyone):
         return _Blame(*_sides(alone, everyone), undecided=not departures.ranks)
     if len(everyone) == 2 and _is_one_call(waits):  # noqa: PLR2004 (a pair)
         return None  # both send first: either may be at fault
@@ -289,7 +289,7 @@ def _strange(
     usual = {wait.rank: is_usual_wait(case.job, wait) for wait in waits}
     strange = {rank for rank, is_so in usual.items() if is_so is False}
     rest = {rank for rank, is_so in usual.items() if is_so}
-    if strange | rest != {*everyone} or not is_minority(strange, everyone):
+    if strange | rest != {*everyone} or not at_most_half(strange, everyone):
         return set()
     # A rank that waits for the rest in what it never did shows that the program went on.
     along = any(

@@ -233,7 +233,7 @@ def _divergence(
     culprits: Iterable[int],
     fits: Callable[[Sequence[Made], Sequence[Made]], bool] = lambda _mine, _theirs: True,
 ) -> Divergence | None:
-    """The divergence of most culprits from ranks that did not leave the common program."""
+    """The divergence of most culprits from ranks that did not leave the common sequence."""
     alike: dict[tuple[Step, Step], list[Divergence]] = defaultdict(list)
     for divergence in case.departures.divergences:
         guilty = {*divergence.ranks} & {*culprits}

@@ -17,7 +17,7 @@ from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
 from hangwatch.diagnosis.facts.history import AWAITS_KEY, step
-from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, is_half
+from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, at_least_half
 from hangwatch.diagnosis.facts.stores import KEY, Setter, asked_alike, longest_owed, setter
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.rules.by_source import is_by_rank
@@ -42,7 +42,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         return init_incomplete(case, wait_point, culprits, doing, activity.reason)
     if isinstance(wait_point, Channel):
         return missing_peer(case, wait_point, culprits, doing, activity.reason)
-    if is_half(culprits, case.job.members(wait_point.gid)):
+    if at_least_half(culprits, case.job.members(wait_point.gid)):
         few = subset(case, wait_point, culprits, f"never did: {doing}", final=False)
         if few is not None:
             return few

@@ -67,7 +67,7 @@ class Choice:
     test: ast.expr | None = None
     """The expression that is asked, or run over."""
     first: bool = False
-    """True for the choice that a loop has any turn at all."""
+    """The choice that a loop has an iteration at all."""
 
 
 @dataclass(eq=False, slots=True)

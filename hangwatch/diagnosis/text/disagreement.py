@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from hangwatch.diagnosis.facts.signatures import Differs, Misfit, Split
 from hangwatch.diagnosis.facts.stores import Setter
-from hangwatch.diagnosis.text.phrases import MAX_SHOWN, WIRED, Ranks, at_line, place_in_code, within
+from hangwatch.diagnosis.text.phrases import (
+    MAX_SHOWN,
+    ONE_NAME,
+    Ranks,
+    at_line,
+    place_in_code,
+    within,
+)
 from hangwatch.diagnosis.text.wording import Scene, Text, located, side, text
 from hangwatch.model.calls import Site
 from hangwatch.text import capital, code_line, the_ranks, verb
@@ -108,7 +115,7 @@ def other_groups(scene: Scene, calls: tuple[str, str], shows: str) -> Text:
     return text(
         f"{scene.they} called {calls[0]}{here}, but {scene.rest} called {calls[1]}{scene.there}.",
         *([located("The call is", scene.site)] if one_line and scene.site else _both(scene)),
-        WIRED if alike else "All ranks of the job have to create a group, members or not.",
+        ONE_NAME if alike else "All ranks of the job have to create a group, members or not.",
         shows,
     )
 
@@ -155,10 +162,12 @@ def _since(scene: Scene, shift: int, *, known: bool) -> str:
 
 def undecided(split: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> Text:
     """A disagreement in which it is not known which ranks are wrong."""
-    did, at = ("entered", "as") if split.differs is Differs.OP else ("passed", "to")
+    did, at = "passed", " to"
+    if split.differs is Differs.OP:
+        did, at = "entered", ", both as" if len(split.parts) == 2 else ", all as"  # noqa: PLR2004
     parts = [f"{the_ranks(ranks)} {did} {what}" for what, ranks in split.parts]
     return text(
-        f"{capital(', '.join(parts))} {at} {where}.",
+        f"{capital(', '.join(parts))}{at} {where}.",
         "There is no majority, and neither the source nor the earlier calls show which of them "
         "left the common sequence of calls.",
         *(side(ranks, site) for ranks, site in sites[:2]),

@@ -63,9 +63,9 @@ def group_text(job: Job, gid: int) -> str:
     return f"the group of {the_ranks(job.members(gid))}"
 
 
-WIRED = (
-    "Group names are numbered in the order of creation, so these ranks joined different groups "
-    "under one name."
+ONE_NAME = (
+    "PyTorch numbers the names of groups in the order of creation, so these ranks joined different "
+    "groups under one name."
 )
 
 

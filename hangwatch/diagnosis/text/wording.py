@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.endings import Ending, How, Library
 from hangwatch.diagnosis.text.phrases import (
     MAX_SHOWN,
-    WIRED,
+    ONE_NAME,
     Ranks,
     at_line,
     ended,
@@ -438,7 +438,7 @@ def cross_wired(
     return text(
         f"The groups were not created in the same order on all ranks{who}: under one name {made}; "
         f"{where} does not complete.",
-        WIRED,
+        ONE_NAME,
         located("The stuck call is", site),
     )
 
