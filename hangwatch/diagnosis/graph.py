@@ -59,7 +59,7 @@ class Graph:
         return self.missing.get(node, ()) or self.queued.get(node, ())
 
     def before(self) -> dict[Node, list[Node]]:
-        """The edges the other way round: node to all that wait for it."""
+        """The reversed edges: node to all that wait for it."""
         if self._before is None:
             self._before = defaultdict(list)
             for wait_point, waits in self.at.items():

@@ -54,7 +54,7 @@ def line_of(choice: Choice) -> int:
 
 
 def told(choices: tuple[Choice, ...]) -> list[tuple[str, int, bool]]:
-    return [(choice.turn.value, line_of(choice), choice.taken) for choice in choices]
+    return [(choice.kind.value, line_of(choice), choice.taken) for choice in choices]
 
 
 TEXTS = [

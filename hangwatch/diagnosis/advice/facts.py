@@ -334,7 +334,7 @@ def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterat
 
 
 def _of_group(case: Case, finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
-    """Culprits that went one way by a condition where one should not have.
+    """Culprits that a condition led the same way, where one should have gone the other.
 
     And the group of just these ranks, where they are in a call of a group with more.
     """

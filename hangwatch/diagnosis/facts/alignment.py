@@ -61,7 +61,7 @@ class Past:
     left: frozenset[int]
     """The groups that it has destroyed."""
     recorded: bool
-    """The calls that C++ issued are known, too."""
+    """The calls that C++ issued are known too."""
     ended: bool
     kinds: frozenset[str]
     """The kinds of the groups that it is in."""
@@ -344,7 +344,7 @@ def _knowledge(
 
 
 def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
-    """Return True if a call of one rank is for another rank, too."""
+    """Return True if a call of one rank is for another rank too."""
     if (made.gid in rival.groups and not made.p2p) or job.keys[made.gid] is SETTING_UP:
         return True
     if past.part != rival.part:
@@ -470,7 +470,7 @@ def odd_side(divergence: Divergence) -> int | None:
 
 
 def _strange(divergence: Divergence, read: Callable[[Step], Step], *, new: bool) -> int | None:
-    """The same. read: what is compared of a call; new: a call that neither knows is strange."""
+    """The same. read: the compared part of a call; new: a call that neither knows is strange."""
     before, known = divergence.before, [read(step) for step in divergence.before]
     alike = sum(1 for _ in takewhile(lambda step: step == before[-1], reversed(before)))
     # One of several equal calls in a row shows nothing: it takes all of them, and one before.

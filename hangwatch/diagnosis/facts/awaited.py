@@ -231,7 +231,7 @@ def other_thread(
 
 
 def _at(thread: ThreadStack) -> tuple[str, int]:
-    """The line of the user's that a thread is at."""
+    """The user's line that a thread is at."""
     innermost = user_frames(thread.frames)[0]
     return innermost.file, innermost.line
 

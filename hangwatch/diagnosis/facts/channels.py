@@ -14,7 +14,7 @@ MAX_SENDERS = 4096
 
 
 def turn(job: Job, rank: int, position: int) -> tuple[int, int]:
-    """(calls like it under way before it, calls like it ever made before it or -1)."""
+    """(unfinished calls like it before it, all calls like it before it or -1)."""
     gid, record = job.ops[rank][position]
     alike = [
         earlier
@@ -61,7 +61,7 @@ def senders(job: Job, wait_point: Channel) -> tuple[int, ...]:
 
 
 def sending(job: Job, wait_point: Channel, peer: int) -> int:
-    """The number of messages for a recv from any source that ``peer`` has under way."""
+    """The number of unreceived messages of ``peer`` for a recv from any source."""
     return _under_way(_answering(_in_group(job, peer, wait_point.gid), wait_point))
 
 

@@ -365,14 +365,14 @@ def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:
         return None
     call = last_call(job, rank)
     if end.how is How.EXIT_CODE and call is not None and call.state is OpState.FAILED:
-        return call  # it has caught what the collective raised
+        return call  # it has caught the exception of the collective
     return call if end.how in (How.RAISED, How.SIGNAL) else None
 
 
 def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     process = rank.process
     over = rank.phase in (Phase.EXITED, Phase.RAISED)
-    # Two machines may share a hostname: what is seen alive is not on the lost one.
+    # Two machines may share a hostname: a rank that is seen alive is not on the lost one.
     if process.alive and not over and rank.exception is None:
         return None
     how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))

@@ -1,4 +1,4 @@
-"""Failures of the GPU of a rank, and what they explain.
+"""Failures of the GPU of a rank, and their effects.
 
 The numbers of the driver's errors (Xid) are those of NVIDIA's catalogue:
 https://docs.nvidia.com/deploy/xid-errors/
@@ -37,7 +37,7 @@ class Meaning:
     what: str
     """To follow ``which``."""
     detail: str
-    """Sentences on what it means, and what helps."""
+    """Sentences on its meaning and on remedies."""
 
 
 _NOTE, _PROGRAM, _HARDWARE = Weight.NOTE, Weight.PROGRAM, Weight.HARDWARE
@@ -184,7 +184,7 @@ class Fault:
     what: str
     """``GPU 3, which has fallen off the bus (Xid 79)``."""
     detail: str
-    """Sentences on what it means, and what helps."""
+    """Sentences on its meaning and on remedies."""
     sure: bool
     """Hardware has failed; otherwise the program may have made the error."""
 

@@ -39,9 +39,9 @@ class Channel(NamedTuple):
     """The waiter sends; otherwise it receives."""
     tag: int
     turn: int
-    """The number of calls like it that the waiter has under way before it."""
+    """The number of unfinished calls like it that the waiter made before it."""
     nth: int
-    """The number of calls like it that the waiter ever made before it, -1 where unknown."""
+    """The number of all calls like it that the waiter made before it, -1 if unknown."""
 
 
 class Setup(NamedTuple):

@@ -42,14 +42,14 @@ _Judge = Callable[[Case, WaitPoint, Ranks], Finding]
 
 
 def judge_blocking(case: Case, blocking: Iterable[int]) -> Iterator[Finding]:
-    """One finding for each wait point and each way in which ranks are missing from it."""
+    """One finding for each wait point and each reason for which ranks are missing from it."""
     ranks = _without_followers(case, blocking)
     wait_points = {rank: _main_wait_point(case, rank) for rank in ranks}
     ends = {rank: case.ended[rank] for rank in ranks if rank in case.ended}
     gone = [rank for rank, end in ends.items() if end.how is How.LOST]
     if gone:
         yield lost(case, gone, [wait_points[rank] for rank in gone])
-    # Ranks that are merely not seen may wait for the ended ones in turn.
+    # Unobserved ranks may themselves wait for the ended ones.
     explained = {wait_points[rank] for rank, end in ends.items() if end.how is not How.CLEAN}
     by_wait_point: dict[WaitPoint | None, list[int]] = defaultdict(list)
     for rank in ranks:

@@ -12,7 +12,7 @@ from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Slot, WaitPo
 from hangwatch.diagnosis.rules.case import DIVERGED, Case, Finding, name_of
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read, choices_of, is_within
 from hangwatch.diagnosis.rules.splits import position, sides_of
-from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.flow import Branch
 from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import Position, fork
 from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves
@@ -50,7 +50,7 @@ def decided_by_source(case: Case, finding: Finding) -> Finding:
 
 
 def is_by_rank(case: Case, finding: Finding) -> bool:
-    """Return True if the source shows that the culprits alone are meant to go another way."""
+    """Return True if the source shows that only the culprits should take another path."""
     if len(sides_of(case, finding.culprits)) > 1:
         return False
     return any(
@@ -61,7 +61,7 @@ def is_by_rank(case: Case, finding: Finding) -> bool:
 
 
 def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
-    """Return True if the culprits' way makes one call instead of the one that all others make."""
+    """Return True if the culprits' path makes a different call than all others do."""
     calls_in = case.source.program.communicating
     return any(
         len(calls_in(read.taken)) == len(calls_in(read.other)) == 1
@@ -171,7 +171,7 @@ def refined_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Fi
     line, site = first.split.mine.line, finding.site
     if line is not None and site is not None and (site.file, site.line) != line:
         return finding  # the choice led culprits to a call of long before
-    # A turn that is cut short ends a loop as well as one turn less.
+    # A shortened iteration ends a loop just as one iteration fewer does.
     for read in reads if first.what in _LEAVING else reads[:1]:
         left, still_in = _loops(case, read)
         if left is not None:
@@ -212,7 +212,7 @@ def _leaves(case: Case, read: Read, loop: Loop) -> bool:
     if not jumps and case.source.has_same_turns(read.choice.file, loop):
         return False  # it only leaves calls out
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
-    caught = read.choice.turn is Turn.EXCEPTION and last >= body_end(loop)
+    caught = read.choice.kind is Branch.EXCEPTION and last >= body_end(loop)
     return in_body(loop, first) or caught
 
 

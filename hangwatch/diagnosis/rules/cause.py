@@ -27,7 +27,7 @@ from hangwatch.diagnosis.rules.choices import (
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import line_at, position
-from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice
 from hangwatch.diagnosis.source.origins import (
     conditions_in_callbacks,
     root_of_rank,
@@ -114,7 +114,7 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
     None where the source shows the handler.
     """
     handled = case.exception_of(finding.culprits) if has_diverged(case, finding) else None
-    if handled is None or any(read.choice.turn is Turn.EXCEPTION for read in found):
+    if handled is None or any(read.choice.kind is Branch.EXCEPTION for read in found):
         return None
     why = reasons.handling(finding.culprits, handled)
     site = with_source(handled.site, case.texts)
@@ -124,7 +124,7 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
 def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
     """The end of a thread, where a loop that it should feed ended earlier on its rank."""
     died = case.thread_that_died(finding.culprits)
-    if died is None or read.choice.turn is not Turn.LOOP or read.choice.taken:
+    if died is None or read.choice.kind is not Branch.LOOP or read.choice.taken:
         return None
     why = reasons.ended_thread(finding.culprits, died)
     waited_s = max((wait.age_s for wait in finding.waits), default=0.0)
@@ -134,7 +134,11 @@ def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
 
 def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
     """The lines that take from the iterator of a loop, or that may end its generator early."""
-    if not isinstance(read.node, ast.For) or read.choice.turn is not Turn.LOOP or read.choice.taken:
+    if (
+        not isinstance(read.node, ast.For)
+        or read.choice.kind is not Branch.LOOP
+        or read.choice.taken
+    ):
         return []
     file, program = read.choice.file, case.source.program
     taken = taken_before(program, file, read.node)
@@ -153,7 +157,7 @@ def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
 def _set_for_few(case: Case, finding: Finding, read: Read) -> RootCause | None:
     """The condition on the rank below which a value is set that a choice depends on."""
     test, file = read.choice.test, read.choice.file
-    if read.what is What.RANK_CONDITION or test is None or read.choice.turn is Turn.EXCEPTION:
+    if read.what is What.RANK_CONDITION or test is None or read.choice.kind is Branch.EXCEPTION:
         return None
 
     def asks(choice: Choice) -> bool:
@@ -313,7 +317,7 @@ def _to_another(case: Case, finding: Finding) -> RootCause | None:
 
 
 def _all_one_way(case: Case, finding: Finding) -> RootCause | None:
-    """The condition that led all culprits to one call, whose other way makes the counterpart."""
+    """The condition that led all culprits to one call, whose other branch has the counterpart."""
     site, sides = finding.site, _directions(finding)
     if site is None or site != finding.victim_site or len(sides) != 1:
         return None
@@ -366,7 +370,7 @@ def _own_loop(program: Program, mine: Position, theirs: Position) -> Line | None
 
 
 def _turning_from(program: Program, line: Line, missing: set[str]) -> ast.If | None:
-    """The condition around a line whose other way makes one of some calls, or has a helper do."""
+    """The condition around a line whose other branch makes one of some calls, or its helper."""
     for node in nodes_around(program, line, ast.If):
         ways = ways_at(program, line, node)
         mine = [way for way in ways if spans(way, line.number)]

@@ -15,7 +15,7 @@ from typing import TypeVar
 from hangwatch.diagnosis.facts.wait_points import Channel, Wait
 from hangwatch.diagnosis.rules.case import DIVERGED, Case, Finding
 from hangwatch.diagnosis.rules.splits import Split, lines_before, lines_of, sides_of, splits
-from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
+from hangwatch.diagnosis.source.flow import Branch, Choice, asks_whether_run, exits
 from hangwatch.diagnosis.source.origins import conditions_of
 from hangwatch.diagnosis.source.paths import Ways, ways
 from hangwatch.diagnosis.source.program import Line, Position, Program
@@ -98,7 +98,7 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
     sides = sides_of(case, finding.culprits)
     if len(sides) == 1 or (finding.makes_a_group and not finding.undecided):
         reads = _choices(case, finding, lambda rank: rank not in finding.against)
-        caught = [read for read in reads if read.choice.turn is Turn.EXCEPTION]
+        caught = [read for read in reads if read.choice.kind is Branch.EXCEPTION]
         return caught if caught and case.handled_by(finding.culprits) else reads
     found: dict[Site, Read] = {}
     for side in sides[:MOST_SIDES]:
@@ -121,7 +121,7 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
         for node in nodes_around(case.source.program, line, ast.If)[::-1]:
             taken = spans(node.body, line.number)
             if taken or spans(node.orelse, line.number):
-                choice = Choice(Turn.CONDITION, line.file, node, taken, node.test)
+                choice = Choice(Branch.CONDITION, line.file, node, taken, node.test)
                 read = _read(case, finding, choice, split, Ways())
                 alike = asks_whether_run(node.test) or case.source.is_alike(line.file, node.test)
                 if read is not None and not alike:
@@ -130,7 +130,7 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
 
 
 def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]:
-    """The choices by which the ways of two part, of the first two of which the ways are known."""
+    """The choices at which the paths of two ranks diverge, of the first two with known paths."""
     for split in known:
         if split.mine.line == split.theirs.line:
             continue
@@ -146,8 +146,8 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
             unlikely |= {read.site: read for read in evened}
             if len(reads) > len(evened):
                 return [*(read for read in reads if read not in evened), *unlikely.values()]
-            # Not by a turn more of a loop that has as many on all ranks: then by another way.
-            loops = [one for one in (found.decisive if found else ()) if one.turn is Turn.LOOP]
+            # Not by an extra iteration of a loop of equal length on all ranks, but by another path.
+            loops = [one for one in (found.decisive if found else ()) if one.kind is Branch.LOOP]
             if not {*loops} - even:
                 break
             even |= {*loops}
@@ -157,7 +157,7 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
 
 
 def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read]:
-    """The choices by which the ways of two part, as they read."""
+    """The choices at which the paths of two ranks diverge."""
     # A call that no other rank reaches is not reached by the choice that keeps it from them.
     shut = [choice for choice in found.before if _is_shut(case, choice, split)]
     not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
@@ -176,7 +176,7 @@ def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read
 
 
 def _is_periodic(test: ast.expr | None) -> bool:
-    """Return True if a condition holds every so many turns: that is mostly so on all ranks."""
+    """Return True if a condition holds every n iterations, mostly the same on all ranks."""
     return isinstance(test, ast.Compare | ast.UnaryOp) and any(
         isinstance(node, ast.Mod) for node in ast.walk(test)
     )
@@ -254,7 +254,7 @@ def _named_by_source(
 ) -> tuple[What | None, ast.AST]:
     """The name of a choice, None where it cannot have been it, and the statement to change."""
     node = choice.node
-    if choice.turn is Turn.EXCEPTION:
+    if choice.kind is Branch.EXCEPTION:
         line = Line(choice.file, getattr(node, "lineno", 0))
         blocks = nodes_around(case.source.program, line, ast.Try)
         frames = split.mine.frames
@@ -263,13 +263,13 @@ def _named_by_source(
             return None, node  # a culprit is in the block, and has not reached the code after it
         loop = exhausted_loop(case.source.program.scope_at(line), node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
-    if choice.turn is Turn.LOOP:
+    if choice.kind is Branch.LOOP:
         thrown_out = bool(case.handled_by(finding.culprits))
         same = not thrown_out and case.source.has_same_turns(choice.file, node)
         return (None if same else What.UNEVEN_LOOP), node
     test = choice.test
-    if choice.turn is Turn.CALL or test is None:
-        of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank
+    if choice.kind is Branch.CALL or test is None:
+        of_rank = choice.kind is Branch.CONDITION  # a decorator for one rank
         return (What.RANK_CONDITION if of_rank else What.DATA_CONDITION), node
     return _of_condition(case, finding, choice, test, split)
 
@@ -284,7 +284,7 @@ def _of_condition(
     if case.source.asks_for_rank(choice.file, test, strictly=True):
         culprits = {case.source.holds_for(choice.file, test, rank) for rank in finding.culprits}
         others = {case.source.holds_for(choice.file, test, rank) for rank in split.ranks[1:]}
-        # Culprits have gone this way, and another has not; nor did they go the other way before.
+        # Culprits took this path, and another rank did not; nor did they take the other one before.
         settled = split.known and case.source.is_settled(choice.file, test)
         if settled or not culprits <= {None, choice.taken} or choice.taken in others:
             return None, node
@@ -368,11 +368,11 @@ def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
 
 
 def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
-    """The statement by which a branch leaves a turn, a loop, a function, and its name."""
+    """The statement by which a branch leaves an iteration, loop or function, and its name."""
     node = choice.node
     body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
     if not body or is_within(mine.frames, choice.file, body):
-        return None  # it is still on the way there
+        return None  # it has not reached it
     match body[-1]:
         case ast.Continue():
             return What.SKIPPED_ITERATION, body[-1]

@@ -86,7 +86,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         return _half_message(case, oldest, inside, silent=silent and left is None)
     finding = _inversion(case, sides, left)
     if left is None and silent and finding.certainty is Certainty.PROVED:
-        # One of two sides may have left the way, and the other is named with it.
+        # One of two sides may have left the common sequence, and the other is named with it.
         outvoted = len(finding.culprits) < len({wait.rank for wait in waits})
         return replace(finding, certainty=Certainty.LIKELY if outvoted else Certainty.POSSIBLE)
     return finding
@@ -229,7 +229,7 @@ def _peers_of(case: Case, wait_point: Channel) -> Ranks:
 def _half_message(case: Case, wait_point: Channel, inside: set[int], *, silent: bool) -> Finding:
     """A send or recv whose peer waits in something else, and that for the waiter.
 
-    silent: it may as well be the waiter that has left the way.
+    silent: the waiter may as well have left the common sequence.
     """
     peers = _peers_of(case, wait_point)
     finding = missing_peer(case, wait_point, peers, case.waiting_text(peers), Reason.USER_CODE)
@@ -291,7 +291,7 @@ def _strange(
     rest = {rank for rank, is_so in usual.items() if is_so}
     if strange | rest != {*everyone} or not at_most_half(strange, everyone):
         return set()
-    # A rank that waits for the rest in what it never did shows that the program went on.
+    # A rank that waits for the rest in a new call shows that the program continued.
     along = any(
         is_usual_wait(case.job, wait) is False
         and {*case.graph.missing.get(wait.wait_point, ())} <= rest
@@ -358,7 +358,7 @@ def _judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Fi
 
 
 def _posted(case: Case, side: _Side) -> _Side | None:
-    """The call of its peer, still under way, for the message but with another tag."""
+    """The unfinished call of its peer for the message, but with another tag."""
     gid, waiter, peer = side.point.gid, side.rank, side.point.peer
     wire = "recv" if side.point.sends else "send"
     for own, record in case.job.ops.get(peer, ()):

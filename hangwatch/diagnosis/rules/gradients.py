@@ -53,7 +53,7 @@ def differs_in_no_sync(case: Case, wait_point: WaitPoint | None, some: Ranks) ->
 def left_without(case: Case, finding: Finding) -> RootCause | None:
     """A parameter that gets no gradient: a bucket is reduced once all of its gradients are there.
 
-    As torch says itself in the step after. Else only where nothing in the source leads past the
+    As torch reports in the next step. Otherwise only if no path in the source leads past the
     backward pass in which the others wait; and then first no_sync(), where the ranks use it.
     """
     culprits, slot = finding.culprits, finding.wait_point

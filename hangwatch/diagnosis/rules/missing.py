@@ -68,7 +68,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
 def _or_crossed(case: Case, finding: Finding, activity: Activity) -> Finding:
     """The finding, of both sides where the lock that a culprit waits for is held during a call.
 
-    The thread that holds the lock is in a call that a victim does not make in turn.
+    The thread that holds the lock is in a call that a victim does not make.
     """
     blocked = activity.blocked
     if blocked is None or blocked.on is not On.LOCK or blocked.link is None:
@@ -319,7 +319,7 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
 
 
 def _asks_for_another(case: Case, wait_point: Setup, known: Setter, alike: Ranks) -> Finding:
-    """Ranks that wait for a key where others, in the same turn, asked for the one that was set."""
+    """Ranks that wait for a key while others, in the same iteration, asked for the one set."""
     waiting, site = case.direct(wait_point), case.victims_site(case.waits_at(wait_point))
     scene = Scene(waiting, alike, case.where(wait_point), site)
     return Finding(

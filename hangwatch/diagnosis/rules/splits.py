@@ -1,4 +1,4 @@
-"""Finds the positions of a culprit and of another rank that went two ways."""
+"""Finds the positions of a culprit and of another rank that took different paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hangwatch.model.snapshot import OpRecord
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The positions of a culprit and of another rank that went two ways."""
+    """The positions of a culprit and of another rank that took different paths."""
 
     culprit: int
     other: int | None

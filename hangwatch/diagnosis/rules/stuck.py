@@ -33,7 +33,7 @@ _OF_DEVICES = frozenset(
 )
 """Kinds where the program has not left its order, so that the device may keep the rank."""
 _ENDS = frozenset({Reason.EXCEPTION, Reason.SIGNAL, Reason.EXITED, Reason.UNKNOWN})
-"""The ways in which a program ends whose GPU has failed."""
+"""The ends of a program whose GPU has failed."""
 
 
 def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
@@ -70,7 +70,7 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
 
 
 def _both_ends(case: Case, wait_point: Channel) -> Ranks:
-    """The waiter and its peer; of a recv from any source those whose message is under way."""
+    """The waiter and its peer; for a recv from any source the ranks with an unreceived message."""
     if wait_point.peer != ANYONE:
         return tuple(sorted((wait_point.waiter, wait_point.peer)))
     several = [

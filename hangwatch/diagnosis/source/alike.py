@@ -45,7 +45,7 @@ class Unordered(StrEnum):
 def loop_without_order(
     program: Program, line: Line, above: tuple[Line, ...] = ()
 ) -> tuple[ast.For, Unordered] | None:
-    """The innermost loop around a line that goes over an iterable without an order of its own.
+    """The innermost loop around a line over an iterable without a fixed order.
 
     above: the lines by which its function was called, outermost first.
     """
@@ -144,7 +144,7 @@ def is_alike(value: Value, known: Collection[str] = ()) -> bool:
 
 
 def has_as_many(value: Value, known: Collection[str] = ()) -> bool:
-    """Return True if a loop over it has as many turns on all ranks. known: as above."""
+    """Return True if a loop over it has equal lengths on all ranks. known: as above."""
     if value.depth < 0:
         return False
     match value.node:
@@ -211,7 +211,7 @@ def _is_name_alike(value: Value, name: str) -> bool:
 
 
 def _stores(scope: Function, name: str) -> int:
-    """The number of times that a function gives a name a value, in any way."""
+    """The number of times that a function gives a name a value."""
     found = (node for node in own(scope) if isinstance(node, ast.Name) and node.id == name)
     return sum(isinstance(node.ctx, ast.Store | ast.Del) for node in found)
 

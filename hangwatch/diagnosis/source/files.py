@@ -130,7 +130,7 @@ class Source:
         return counted and self.asks_for_rank(file, over, strictly=True)
 
     def has_same_turns(self, file: str, loop: ast.AST) -> bool:
-        """Return True if a loop has as many turns on all ranks, unless a statement leaves it."""
+        """Return True if a loop has equal lengths on all ranks, unless a statement leaves it."""
         constants = self.given(file).constants
         if isinstance(loop, ast.While):
             return is_fixed(loop.test, constants)

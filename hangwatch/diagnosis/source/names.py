@@ -1,4 +1,4 @@
-"""The meaning of names in a source: the rank, the number of a turn, a value of all ranks."""
+"""The meaning of names in a source: the rank, an iteration's number, a value of all ranks."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def counters(scope: Function) -> frozenset[str]:
-    """The names of a function that are the number of a turn: ``for step in range(100)``."""
+    """The names of a function that count iterations: ``for step in range(100)``."""
     found, bound = Counter[str](), Counter(stored(own(scope)))
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         bound.update(node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
@@ -275,7 +275,7 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that some nodes give a value, in any way."""
+    """The names to which some nodes give a value."""
     names = (node for node in nodes if isinstance(node, ast.Name))
     return (name.id for name in names if isinstance(name.ctx, ast.Store))
 

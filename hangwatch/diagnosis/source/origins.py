@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
-from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice
 from hangwatch.diagnosis.source.names import names_the_rank
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line, Program
 from hangwatch.diagnosis.source.syntax import (
@@ -334,7 +334,9 @@ def _around(program: Program, function: Function, node: ast.expr) -> list[Choice
         else:
             continue
         ways = zip(within, (True, False), strict=True)
-        found += [Choice(Turn.CONDITION, file, one, way, one.test) for there, way in ways if there]
+        found += [
+            Choice(Branch.CONDITION, file, one, way, one.test) for there, way in ways if there
+        ]
     return found
 
 

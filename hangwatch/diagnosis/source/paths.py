@@ -1,4 +1,4 @@
-"""The ways that a program can take from one line to two others, and where these ways part."""
+"""The paths of a program from one line to two others, and the choices at which they diverge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from hangwatch.diagnosis.source.flow import Choice, Expansion, Node, TooLargeError, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice, Expansion, Node, TooLargeError
 from hangwatch.diagnosis.source.program import Line, Position, Program, first_statement
 
 MOST_HEADS = 50
@@ -55,7 +55,7 @@ def ways(
     expansion = Expansion(program, lines, (mine, theirs))
 
     def never(choice: Choice) -> bool:
-        # A loop without any turn is not to be expected.
+        # A loop is expected to have an iteration.
         return (choice.first and not choice.taken) or barred(choice)
 
     for root, again in product(expansion.roots[:MOST_ROOTS], (False, True)):
@@ -77,7 +77,7 @@ def _ways(
     places: tuple[Position, Position],
     calls: Collection[Line],
 ) -> Ways | None:
-    """The ways in one graph. ends: the first node of the program, and the last."""
+    """The paths in one graph. ends: the first node of the program, and the last."""
     entry, end = ends
     to_mine, to_theirs = (graph.at(place) if place.frames else [end] for place in places)
     begin = [entry] if start is None else graph.after(start)
@@ -145,7 +145,7 @@ class _Graph:
         known: Sequence[Node],
         came: Collection[Node],
     ) -> Ways | None:
-        """The choices between two targets, on ways that go by none of the known nodes.
+        """The choices between two targets, on paths that pass none of the known nodes.
 
         came: the nodes of the line that one comes from.
         """
@@ -186,7 +186,7 @@ class _Graph:
     def _around(self, head: Node, targets: set[Node], but: set[Node]) -> Iterator[Choice]:
         """The choices that lead from the head of a loop back to it, past some of its nodes."""
         inside = [
-            to for to, why in self._edges[head] if why and why.turn is Turn.LOOP and why.taken
+            to for to, why in self._edges[head] if why and why.kind is Branch.LOOP and why.taken
         ]
         again = self._leading_to({head}, but)
         meets = self._leading_to(targets, but - targets | {head})
@@ -201,13 +201,13 @@ class _Graph:
         inside = {*within}
         for node in within:
             for _, choice in self._edges[node]:
-                if choice is not None and choice.turn is Turn.CONDITION:
+                if choice is not None and choice.kind is Branch.CONDITION:
                     left = self._reached(begin, inside, (node, choice))
                     if not any(end in left for end in ends):
                         yield choice
 
     def _leading_to(self, targets: set[Node], but: set[Node]) -> set[Node]:
-        """The nodes from which a target can be reached, not by way of some others."""
+        """The nodes from which a target can be reached, not through some others."""
         found, todo = set(targets), deque(targets)
         while todo:
             for node in self._before[todo.popleft()]:
@@ -238,7 +238,7 @@ class _Graph:
 
     def _has_turns(self, node: Node) -> bool:
         """Return True if a loop ends or continues there."""
-        return any(choice and choice.turn is Turn.LOOP for _, choice in self._edges[node])
+        return any(choice and choice.kind is Branch.LOOP for _, choice in self._edges[node])
 
     def _turned(self, node: Node, targets: Collection[Node]) -> Iterator[Choice]:
         """The choices at a node that lead to one of some others."""

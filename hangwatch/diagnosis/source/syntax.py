@@ -172,7 +172,7 @@ def tried_again(scope: Function | None, line: int) -> ast.stmt | None:
 
 
 def _tried_in_loops(scope: Function | None, line: int, *, counting: bool = False) -> list[ast.Try]:
-    """The ``try`` blocks in loops that a line is in. counting: in loops that go over no data."""
+    """The ``try`` blocks in loops that a line is in. counting: in loops not over data."""
     if scope is None:
         return []
     loops = [
@@ -186,12 +186,12 @@ def _tried_in_loops(scope: Function | None, line: int, *, counting: bool = False
 
 
 def _ends(handler: ast.ExceptHandler) -> bool:
-    """Return True if no turn of a loop comes after a handler."""
+    """Return True if no iteration of a loop follows a handler."""
     return isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break)
 
 
 def _counts(loop: Loop) -> bool:
-    """Return True if a loop goes over no data."""
+    """Return True if a loop is not over data."""
     if isinstance(loop, ast.While):
         return True
     return isinstance(loop.iter, ast.Call) and called(loop.iter) in ENDLESS | {"range"}

@@ -134,7 +134,7 @@ def early_ends(program: Program, file: str, loop: ast.For) -> list[Line]:
 
 
 def taken_before(program: Program, file: str, loop: ast.For) -> Line | None:
-    """The line at which an iterator that a loop goes over is used before the loop.
+    """The line at which the iterator of a loop is used before the loop.
 
     It gives each element once. None where nothing uses it, and where it is no iterator.
     """
@@ -163,7 +163,7 @@ def _is_iterator(value: Value) -> bool:
 
 
 def _generators(value: Value) -> Iterator[Function]:
-    """The generators that an expression goes over, and the generators that feed these."""
+    """The generators that an expression iterates over, and the generators that feed these."""
     if value.depth < 0:
         return
     inner: Iterable[Value] = ()

@@ -313,7 +313,7 @@ def _set_before(setter: Setter) -> str:
 
 
 def asks_for_another(scene: Scene, setter: Setter) -> Text:
-    """Ranks that ask for another key than the others did in the same turn."""
+    """Ranks that ask for another key than the others did in the same iteration."""
     wait = verb(scene.culprits, "waits", "wait")
     return text(
         f"{scene.they} {wait} for {scene.where}, but {scene.rest} asked for `{setter.key}`, "

@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.history import PEER
 from hangwatch.diagnosis.facts.stores import KEY
 from hangwatch.diagnosis.source.alike import Unordered
-from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, place_in_code
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import What
@@ -305,7 +305,7 @@ def of_choice(what: What, site: Site, choice: Choice, paths: TwoPaths) -> str:
     match what:
         case What.RANK_CONDITION:
             reason = f"{here} depends on the rank"
-        case What.UNEVEN_LOOP if choice.taken and choice.turn is Turn.LOOP:
+        case What.UNEVEN_LOOP if choice.taken and choice.kind is Branch.LOOP:
             reason = f"The loop {here} ran more iterations on {ranks} than {other}"
         case What.UNEVEN_LOOP:
             reason = f"The loop {here} ended earlier on {ranks} than {other}"
@@ -317,7 +317,7 @@ def of_choice(what: What, site: Site, choice: Choice, paths: TwoPaths) -> str:
             reason = _of_exception(ranks, site.source or "", here)
         case What.DIFFERENT_ORDER:
             reason = f"{here} changes the order of calls on {ranks}, but not {other}"
-        case _ if choice.turn is Turn.CALL:
+        case _ if choice.kind is Branch.CALL:
             reason = _of_call(ranks, other, site, choice)
         case _:
             reason = f"{here} was decided differently on {ranks} than {other}"
