@@ -339,6 +339,18 @@ TEXTS = [
     ),
     pytest.param(
         """
+        def save(part):
+            gather(part)  # theirs
+
+        reduce(x)  # start
+        saved = [save(part) for part in parts]  # here
+        barrier()  # mine
+        """,
+        ("loop", False),
+        id="a comprehension that ends",
+    ),
+    pytest.param(
+        """
         try:
             while step < 100:
                 reduce(load(step))  # start theirs
