@@ -1,8 +1,8 @@
 """The wait-for graph of ranks and wait points, and its roots.
 
 Bipartite: a rank has an edge to each wait point that it waits at, a wait point one to each
-rank that it waits for. The roots are the sinks of its strongly connected components: what is
-left when everything that something else explains is taken away.
+rank that it waits for. The roots are the sink components (strongly connected): nodes whose wait
+nothing else explains.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hangwatch.diagnosis.facts.wait_points import (
     ANYONE,
     STORE,
     Channel,
-    Place,
     Setup,
+    Slot,
     Wait,
     WaitPoint,
 )
@@ -40,11 +40,11 @@ class Graph:
     at: dict[WaitPoint, list[Wait]] = field(default_factory=lambda: defaultdict(list))
     missing: dict[WaitPoint, tuple[int, ...]] = field(default_factory=dict)
     because: dict[WaitPoint, WaitPoint] = field(default_factory=dict)
-    """A wait point to another that explains it: an earlier place, the send of a recv."""
+    """A wait point mapped to another one that explains it: an earlier slot, the send of a recv."""
     queued: dict[WaitPoint, list[WaitPoint]] = field(default_factory=lambda: defaultdict(list))
-    """A full place to those that a member issued before it and that are unfinished."""
+    """A full slot mapped to the unfinished slots that a member issued before it."""
     disputed: set[WaitPoint] = field(default_factory=set)
-    """Places whose members differ: nothing earlier explains them."""
+    """Slots whose members differ: nothing earlier explains them."""
     devices: dict[int, set[WaitPoint]] = field(default_factory=dict)
     """The wait points at which the devices of ranks are; a stuck device is at none."""
     _before: dict[Node, list[Node]] | None = None
@@ -59,7 +59,7 @@ class Graph:
         return self.missing.get(node, ()) or self.queued.get(node, ())
 
     def before(self) -> dict[Node, list[Node]]:
-        """The edges the other way round: node to all that wait for it."""
+        """The reversed edges: node to all that wait for it."""
         if self._before is None:
             self._before = defaultdict(list)
             for wait_point, waits in self.at.items():
@@ -68,9 +68,9 @@ class Graph:
                     self._before[node].append(wait_point)
         return self._before
 
-    def is_full(self, place: Place) -> bool:
-        """Return True if all have reached a place, and nothing yet explains why it is not over."""
-        return not self.missing[place] and place not in self.because and place not in self.disputed
+    def is_full(self, slot: Slot) -> bool:
+        """Return True if all have reached a slot, and nothing explains why it does not complete."""
+        return not self.missing[slot] and slot not in self.because and slot not in self.disputed
 
 
 # --- Building the graph ---------------------------------------------------------------
@@ -85,26 +85,26 @@ def build(
 ) -> Graph:
     """Link the waits.
 
-    disputed: gid to the first place where its members differ. stuck: ranks whose device
+    disputed: gid to the first slot where its members differ. stuck: ranks whose device
     is stuck itself; they wait for nothing.
     """
     graph = Graph()
-    graph.disputed.update(Place(gid, seq) for gid, seq in disputed.items())
+    graph.disputed.update(Slot(gid, seq) for gid, seq in disputed.items())
     graph.devices.update((rank, set()) for rank in stuck)
     for wait in _without_idle_guesses(job, needed(job, waits, stuck), ended):
-        if wait.record is not None and wait.record.device and not wait.apart:
+        if wait.record is not None and wait.record.device and not wait.in_thread:
             graph.devices.setdefault(wait.rank, set()).add(wait.wait_point)
         graph.at[wait.wait_point].append(wait)
-        if not wait.apart:
+        if not wait.in_thread:
             graph.by_rank[wait.rank].append(wait)
     for wait_point in list(graph.at):
-        first = disputed.get(wait_point.gid) if isinstance(wait_point, Place) else None
-        if not isinstance(wait_point, Place) or first is None or wait_point.seq < first:
+        first = disputed.get(wait_point.gid) if isinstance(wait_point, Slot) else None
+        if not isinstance(wait_point, Slot) or first is None or wait_point.seq < first:
             graph.missing[wait_point] = _missing_at(job, wait_point, graph, ended)
             continue
         graph.missing[wait_point] = ()
         if wait_point.seq > first:
-            graph.because[wait_point] = Place(wait_point.gid, first)
+            graph.because[wait_point] = Slot(wait_point.gid, first)
     _link_earlier(graph)
     _link_pairs(graph)
     _link_queues(graph)
@@ -122,25 +122,25 @@ def _without_idle_guesses(
     kept: list[Wait] = []
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
-        place = wait.wait_point if wait.vague and isinstance(wait.wait_point, Place) else None
-        if place is None or _missing_at_place(job, place, Graph(), ended):
+        slot = wait.wait_point if wait.inferred and isinstance(wait.wait_point, Slot) else None
+        if slot is None or _missing_at_slot(job, slot, Graph(), ended):
             kept.append(wait)
-        elif not wait.over:
+        elif not wait.ended:
             idle[wait.rank].append(wait)
     explained = {wait.rank for wait in kept}
     return kept + [wait for r, w in idle.items() if r not in explained for wait in w]
 
 
 def _link_earlier(graph: Graph) -> None:
-    """Let a place that all have reached wait for the unfinished ones before it."""
+    """Let a slot that all have reached wait for the unfinished ones before it."""
     waited: dict[int, list[int]] = defaultdict(list)
     for wait_point in graph.at:
-        if isinstance(wait_point, Place):
+        if isinstance(wait_point, Slot):
             waited[wait_point.gid].append(wait_point.seq)
     for gid, seqs in waited.items():
         for earlier, seq in pairwise(sorted(seqs)):
-            if graph.is_full(place := Place(gid, seq)):
-                graph.because[place] = Place(gid, earlier)
+            if graph.is_full(slot := Slot(gid, seq)):
+                graph.because[slot] = Slot(gid, earlier)
 
 
 def _link_pairs(graph: Graph) -> None:
@@ -160,15 +160,17 @@ def _link_pairs(graph: Graph) -> None:
 
 
 def _link_queues(graph: Graph) -> None:
-    """Let what a rank issued asynchronously wait for what it issued before.
+    """Let the asynchronous calls of a rank wait for its earlier ones.
 
-    A device works in the order of its stream, so a place that all have reached
-    can wait for another group's on one of its members.
+    A device works in the order of its stream, so a slot that all have reached can wait for a slot
+    of another group on one of its members.
     """
     for waits in graph.by_rank.values():
-        issued = [wait.wait_point for wait in waits if not wait.firm and wait.record is not None]
+        issued = [
+            wait.wait_point for wait in waits if not wait.is_blocked and wait.record is not None
+        ]
         for before, wait_point in pairwise(issued):
-            if isinstance(wait_point, Place) and graph.is_full(wait_point):
+            if isinstance(wait_point, Slot) and graph.is_full(wait_point):
                 graph.queued[wait_point].append(before)
 
 
@@ -180,8 +182,8 @@ def _missing_at(
 ) -> tuple[int, ...]:
     if isinstance(wait_point, Setup):
         return _missing_at_setup(job, wait_point, graph, ended)
-    if isinstance(wait_point, Place):
-        return _missing_at_place(job, wait_point, graph, ended)
+    if isinstance(wait_point, Slot):
+        return _missing_at_slot(job, wait_point, graph, ended)
     peer = wait_point.peer
     if peer == ANYONE:
         return _missing_senders(job, wait_point, graph, ended)
@@ -194,9 +196,9 @@ def _missing_at(
 def _missing_senders(
     job: Job, wait_point: Channel, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
-    """The ranks that should have sent what a recv from any source waits for.
+    """The candidate senders for a recv from any source.
 
-    Any of them would do: the one that has sent less than the others is missing, else all.
+    The rank that has sent fewer messages than the others is missing, or else all of them.
     """
     several = senders(job, wait_point)
     present = (rank for rank in several if not _is_gone(rank, wait_point, graph, ended))
@@ -210,30 +212,30 @@ def _missing_senders(
     return fewest(sent(job, wait_point, left)) or left
 
 
-def _missing_at_place(
-    job: Job, place: Place, graph: Graph, ended: Mapping[int, Ending]
+def _missing_at_slot(
+    job: Job, slot: Slot, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
-    """The members that have not come to a place, or that will not complete it."""
+    """The members that have not reached a slot, or that will not complete it."""
     devices = graph.devices
     if not ended and not devices:
-        reached = job.reached[place.gid]
-        return tuple(r for r in job.members(place.gid) if reached.get(r, 0) < place.seq)
+        reached = job.reached[slot.gid]
+        return tuple(r for r in job.members(slot.gid) if reached.get(r, 0) < slot.seq)
     return tuple(
         rank
-        for rank in job.members(place.gid)
-        if not job.arrived(rank, place)
+        for rank in job.members(slot.gid)
+        if not job.arrived(rank, slot)
         or (
             (
-                (rank in devices and place not in devices[rank])
-                or (rank in ended and _is_gone(rank, place, graph, ended))
+                (rank in devices and slot not in devices[rank])
+                or (rank in ended and _is_gone(rank, slot, graph, ended))
             )
-            and not job.passed(rank, place)
+            and not job.passed(rank, slot)
         )
     )
 
 
 def _is_gone(
-    rank: int, wait_point: Place | Channel, graph: Graph, ended: Mapping[int, Ending]
+    rank: int, wait_point: Slot | Channel, graph: Graph, ended: Mapping[int, Ending]
 ) -> bool:
     """Return True if a rank has ended without completing its part of a wait point.
 
@@ -243,11 +245,11 @@ def _is_gone(
     if end is None:
         return False
     if end.how is How.CLEAN:
-        return isinstance(wait_point, Place)
+        return isinstance(wait_point, Slot)
     if end.is_failure:
         return True
     at = [wait.wait_point for wait in graph.by_rank.get(rank, ())]
-    if isinstance(wait_point, Place):
+    if isinstance(wait_point, Slot):
         return bool(at) and wait_point not in at
     return bool(at) and not any(answers(other, wait_point) for other in at)
 
@@ -265,7 +267,7 @@ def _missing_at_setup(
             members = job.world()  # with TORCH_DIST_INIT_BARRIER=1 all ranks wait for all
         return tuple(r for r in members if r not in there and not _made(job, r, wait_point))
     if wait_point.call == "init_process_group":
-        # A rank that runs has come through it.
+        # A running rank has returned from it.
         there.update(
             number
             for number, rank in job.ranks.items()
@@ -274,12 +276,12 @@ def _missing_at_setup(
     missing = tuple(rank for rank in job.world() if rank not in there)
     if wait_point.call != NEW_GROUP:
         return missing
-    # A rank that is no member is let through, and may have come to its end since.
+    # A rank that is no member does not wait there, and may have ended since.
     return tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN) or missing
 
 
 def _made(job: Job, rank: int, setup: Setup) -> bool:
-    """Return True if a rank has come through a call of new_group, together with its members."""
+    """Return True if a rank has returned from a call of new_group, together with its members."""
     known = job.ranks[rank].new_groups if rank in job.ranks else ()
     return any(c.number == setup.number and job.gid(c.group) == setup.gid for c in known)
 
@@ -289,7 +291,7 @@ def _made(job: Job, rank: int, setup: Setup) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Nodes that nothing else explains: a rank that waits for nothing, a wait point, or a cycle."""
+    """Nodes that nothing else explains: a rank that does not wait, a wait point, or a cycle."""
 
     ranks: tuple[int, ...]
     wait_points: tuple[WaitPoint, ...]
@@ -303,7 +305,7 @@ class Root:
 def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:
     """The components that wait for nothing outside.
 
-    ``also`` are ranks to look at though no rank waits for them.
+    also: ranks to include though no rank waits for them.
     """
     found = []
     for component in _components(graph, [*graph.by_rank, *graph.at, *also]):

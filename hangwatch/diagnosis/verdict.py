@@ -20,7 +20,7 @@ from hangwatch.diagnosis.facts.endings import (
     may_be_of_a_library,
 )
 from hangwatch.diagnosis.facts.job import Job, index, seconds
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Setup, Slot, Wait
 from hangwatch.diagnosis.facts.waits import find_waits
 from hangwatch.diagnosis.graph import build, roots
 from hangwatch.diagnosis.rules.blocking import judge_blocking
@@ -46,17 +46,17 @@ PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,
 and c10d's counters are sampled twice a second."""
 MOST_TURNS = 3
-"""A rank may wait so often as long as a hang takes, where others go on meanwhile: each of them
-may have its turn."""
+"""A rank may wait this many times --hang-after while others make progress: each of them may have
+its turn."""
 LAUNCHER_S = 6.0
-"""A job in which a rank has failed is left to its launcher so long: it ends or restarts the
-others once the process is gone and it looks, torchrun every 0.1 s, an older one every 5 s."""
+"""Time for the launcher to end or restart the others after a rank failed: it looks once the process
+is gone, torchrun every 0.1 s, an older one every 5 s."""
 
 
 def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
     """All independent root causes, the ones that hold up most ranks first.
 
-    ``(OK,)`` where nothing waits, or not for long enough to say anything.
+    ``(OK,)`` if nothing waits, or not for long enough.
     """
     if job.ended and job.exit_code == 0:
         return (OK,)
@@ -71,7 +71,7 @@ def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
         for finding in _findings(case)
         if (verdict := _verdict(case, finding, thresholds)) is not None
     ]
-    # A hang comes first, however many ranks wait in what may still go on.
+    # A hang comes first, however many ranks wait in something that may still complete.
     found.sort(key=lambda pair: (pair[1].state is State.SLOW, _importance(case, *pair)))
     return tuple(verdict for _, verdict in found) or (OK,)
 
@@ -99,7 +99,7 @@ def _open(snapshot: JobSnapshot) -> Case:
 
 
 def _died_of_a_dispute(job: Job, rank: int, end: Ending, disputed: Mapping[int, int]) -> bool:
-    """Return True if a rank aborted or raised in a disputed place, or after it in its group.
+    """Return True if a rank aborted or raised in a disputed slot, or after it in its group.
 
     On gloo a mismatch aborts the rank with the smaller buffer, often not the culprit.
     """
@@ -111,7 +111,7 @@ def _died_of_a_dispute(job: Job, rank: int, end: Ending, disputed: Mapping[int, 
         return True
     # For a call that nothing of the program waits for, a thread of gloo's aborts it.
     return may_be_of_a_library(end) and any(
-        job.arrived(rank, Place(gid, first)) for gid, first in disputed.items()
+        job.arrived(rank, Slot(gid, first)) for gid, first in disputed.items()
     )
 
 
@@ -119,21 +119,21 @@ def _findings(case: Case) -> list[Finding]:
     job = case.job
     dead = [rank for rank, end in case.ended.items() if end.is_failure]
     found: list[Finding] = []
-    terminals: list[int] = []
+    blocking: list[int] = []
     for root in roots(case.graph, dead if job.snapshot.ended else ()):
         if root.is_cycle and (frozen := frozen_in(case, root)):
-            terminals.extend(frozen)
+            blocking.extend(frozen)
         elif root.is_cycle:
             found.append(judge_cycle(case, root))
         elif root.ranks:
-            terminals.extend(root.ranks)
+            blocking.extend(root.ranks)
         else:
             [point] = root.wait_points
             finding = None
-            if isinstance(point, Place) and point in case.graph.disputed:
+            if isinstance(point, Slot) and point in case.graph.disputed:
                 finding = judge_dispute(case, point)
             found.append(finding or judge_stuck(case, point))
-    found.extend(judge_blocking(case, terminals))
+    found.extend(judge_blocking(case, blocking))
     decided = [
         finding
         if finding.settled
@@ -161,7 +161,7 @@ def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
     if finding.certainty is not Certainty.POSSIBLE or not finding.waits:
         return False
     waiting = {wait.rank for wait in finding.waits}
-    return all(wait.vague for wait in finding.waits) and any(
+    return all(wait.inferred for wait in finding.waits) and any(
         other.certainty is not Certainty.POSSIBLE and waiting <= {*other.victims, *other.culprits}
         for other in others
     )
@@ -176,7 +176,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     if _is_guessed(case, finding):
         finding = replace(_unproved(finding), final=False)
     finding = unless_given_up(case, finding)
-    # Where no rank is missing, nothing has been stuck before the last one came.
+    # If no rank is missing, nothing was stuck before the last one entered.
     if finding.culprits or not finding.waits:
         age_s = max((wait.age_s for wait in shown), default=0.0)
     else:
@@ -185,7 +185,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     if state is None:
         return None
     wait_point = finding.wait_point
-    gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
+    gid = wait_point.gid if isinstance(wait_point, Slot | Channel) else None
     reads = choices_of(case, finding)
     cause = cause_of(case, finding, reads)
     sure = finding if _is_old_enough(case, age_s) else _unproved(finding)
@@ -218,14 +218,14 @@ def _unproved(finding: Finding) -> Finding:
 
 
 def _is_guessed(case: Case, finding: Finding) -> bool:
-    """Return True if it is a guess which groups of ranks are one, so that nothing is proved.
+    """Return True if the match of groups between ranks is a guess, so that nothing is proved.
 
-    Nor is it where a process may be about to take the place of a culprit that has ended.
+    The same if a process may be about to replace a culprit that has ended.
     """
     ranks = (case.job.ranks.get(culprit) for culprit in finding.culprits)
     replaced = any(rank.process.replaced for rank in ranks if rank is not None)
     points = (finding.wait_point, *(wait.wait_point for wait in finding.waits))
-    guessed = any(isinstance(p, Place | Channel) and p.gid in case.job.guessed for p in points)
+    guessed = any(isinstance(p, Slot | Channel) and p.gid in case.job.guessed for p in points)
     return replaced or (guessed and finding.kind is not Kind.DIED)
 
 
@@ -234,8 +234,8 @@ def _is_old_enough(case: Case, age_s: float) -> bool:
 
 
 def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -> State | None:
-    """The state to report, None where there is nothing to say yet."""
-    over = bool(finding.waits) and all(wait.over for wait in finding.waits)
+    """The state to report, None if there is nothing to report so far."""
+    over = bool(finding.waits) and all(wait.ended for wait in finding.waits)
     if case.job.snapshot.ended or over:
         # A job that was well may just have been ended: then no rank waited for long.
         wrong = finding.final or finding.ended or age_s >= thresholds.suspect_after_s
@@ -264,7 +264,7 @@ def _idle_s(case: Case, finding: Finding) -> float:
 
 
 def _is_being_compiled_for(case: Case, finding: Finding) -> bool:
-    """Return True if ranks wait for a compiler at work alone: it takes as long as it takes."""
+    """Return True if ranks wait only for a compiler at work, which may take any time."""
     if finding.reason is not Reason.COMPILING:
         return False
     doing = [case.activity(rank).compiling for rank in finding.culprits]
@@ -289,7 +289,7 @@ def _shown(case: Case, wait: Wait) -> ShownWait:
     return ShownWait(
         rank=wait.rank,
         group=None if isinstance(point, Setup) else case.job.keys[point.gid],
-        seq=point.seq if isinstance(point, Place) else recorded,
+        seq=point.seq if isinstance(point, Slot) else recorded,
         op=wait.op or case.op_at((), point) or UNNAMED,
         waits_for=case.graph.missing.get(point, ()),
         age_s=wait.age_s,

@@ -19,5 +19,5 @@ def test_a_rank_that_left_one_collective_out_is_named_long_before_anything_is_st
     assert desync["collective"]["op"] == "all_reduce"
     assert desync["victim_site"]["file"] == str(PROGRAM)
     assert LINES[desync["victim_site"]["line"] - 1].endswith("# left out")
-    assert "left out one collective" in desync["headline"]
+    assert "skipped one collective" in desync["headline"]
     assert hang["culprits"] == [2]

@@ -102,4 +102,4 @@ def test_a_rank_fails_and_those_on_another_host_of_it(tmp_path: Path) -> None:
     assert verdict["state"] in ("failed", "hang")  # a hang while the rank takes its time to end
     assert (verdict["kind"], verdict["reason"]) == ("died", "exception")
     assert (verdict["culprits"], verdict["certainty"]) == ([3], "proved")
-    assert sum("Rank 3 died of ValueError: bad batch" in line for line in headlines) == len(made)
+    assert sum("Rank 3 raised ValueError: bad batch" in line for line in headlines) == len(made)

@@ -95,8 +95,8 @@ def test_dumps_with_split_sizes_tell_what_does_not_fit(
         write(tmp_path / name.format(rank), dump)
     verdict = report_of(capsys, tmp_path)["verdict"]
     assert (verdict["kind"], verdict["culprits"]) == ("signature_mismatch", [1])
-    assert "rank 0 sends 8 elements to rank 1, which takes 16" in verdict["headline"]
-    assert "rank 2 sends 8 elements to rank 1, which takes 0" in verdict["headline"]
+    assert "rank 0 sends 8 elements to rank 1, which expects 16" in verdict["headline"]
+    assert "rank 2 sends 8 elements to rank 1, which expects 0" in verdict["headline"]
 
 
 def test_a_job_in_which_nothing_waits_is_ok(

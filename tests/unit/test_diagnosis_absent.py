@@ -509,7 +509,7 @@ def test_of_a_send_whose_peer_has_gone_on_to_a_collective_either_is_one_too_many
     assert (verdict.kind, verdict.certainty_of_hang) == (Kind.MISSING_PEER, Certainty.PROVED)
     assert (verdict.state, verdict.certainty) == (State.HANG, Certainty.POSSIBLE)
     assert (verdict.culprits, verdict.victims) == ((0, 1), (2, 3))
-    assert "One of ranks 0 and 1 left the common program" in verdict.explanation
+    assert "One of ranks 0 and 1 left the common sequence of calls" in verdict.explanation
     assert (verdict.site, verdict.victim_site) == (site(30), site(21))
 
 

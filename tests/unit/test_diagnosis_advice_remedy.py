@@ -89,7 +89,7 @@ def test_for_each_use_and_kind_there_is_advice_and_no_more_than_people_read(
 def test_what_is_not_known_is_not_named() -> None:
     facts = Facts(uses=frozenset({Use.ACCELERATE}), calls=("gather_for_metrics",))
     (first, *_) = advice(Kind.SUBSET_ENTERED, Reason.USER_CODE, facts)
-    assert first.startswith("`gather_for_metrics` is for all processes: call it on each of them")
+    assert first.startswith("Call `gather_for_metrics` on all processes")
 
 
 # --- What was found ---------------------------------------------------------------------------
@@ -153,7 +153,7 @@ LOOP = """
     ("imports", "says", "never"),
     [
         ("DistributedDataParallel", "with Join([model])", "FSDP"),
-        ("fully_shard", "FSDP cannot be joined", "Join([model])"),
+        ("fully_shard", "FSDP does not support Join", "Join([model])"),
         ("torch.distributed.pipelining", "All stages have to call step()", "Join([model])"),
     ],
 )
@@ -172,7 +172,7 @@ def test_the_loop_that_was_left_is_quoted() -> None:
     others = [in_call(number, "all_reduce", 4, *BACKWARD) for number in (0, 1, 3)]
     text = said(job(early, *others, **source(LOOP)))
     assert text.startswith(
-        "Give `for batch in loader` at train.py:2 the same number of turns on every rank"
+        "Give `for batch in loader` at train.py:2 the same number of iterations on every rank"
     )
 
 
@@ -264,7 +264,7 @@ def test_who_was_aborted_is_told_what_gloo_aborts_for() -> None:
 def test_who_was_aborted_at_its_end_is_told_of_the_threads_that_outlive_a_program() -> None:
     aborted = rank(2, W, op(W, 4), phase=Phase.EXITED, **killed(6))
     text = said(job(aborted, *(in_call(number, "all_reduce", 5) for number in (0, 1, 3))))
-    assert "leave by os._exit(0) once all is written" in text
+    assert "end with os._exit(0) once all is written" in text
     assert "op.preamble" not in text
 
 
@@ -274,5 +274,5 @@ def test_a_checkpoint_in_the_background_without_a_group_of_its_own_is_told_to_ha
         for arguments in ("state", "state, process_group=saving")
     )
     ranks = [in_call(0, "all_gather", 2), *(in_call(n, "all_reduce", 2) for n in (1, 2, 3))]
-    assert "Give the checkpoint a group of its own" in said(job(*ranks, **source(shared)))
-    assert "Give the checkpoint a group of its own" not in said(job(*ranks, **source(own)))
+    assert "Give the checkpoint its own group" in said(job(*ranks, **source(shared)))
+    assert "Give the checkpoint its own group" not in said(job(*ranks, **source(own)))

@@ -139,7 +139,7 @@ def test_as_long_as_the_compiler_works_the_job_is_slow_and_not_hung() -> None:
     assert (verdict.reason, verdict.culprits) == (Reason.COMPILING, (2,))
     assert verdict.certainty is Certainty.LIKELY
     assert "it is compiling with torch.compile (step, train.py:12)" in verdict.headline
-    assert "slow and not hung" in verdict.explanation
+    assert "slow, not as hung" in verdict.explanation
     assert "TORCH_LOGS=recompiles" in verdict.advice[0]
 
 
@@ -149,7 +149,7 @@ def test_a_compiler_that_does_nothing_is_a_hang_after_hang_after(processors: flo
     assert awaited(idle, THRESHOLDS.hang_after_s - 1).state is State.SLOW
     verdict = awaited(idle, THRESHOLDS.hang_after_s)
     assert (verdict.state, verdict.reason) == (State.HANG, Reason.COMPILING)
-    assert "used the processor" in verdict.explanation
+    assert "using the CPU" in verdict.explanation
 
 
 def test_who_waits_for_a_lock_file_is_hung_whatever_else_it_does() -> None:

@@ -144,7 +144,7 @@ def test_who_sends_to_one_that_has_left_the_ring_may_have_missed_that() -> None:
     assert (verdict.certainty, verdict.victims) == (Certainty.POSSIBLE, (0, 1))
     assert verdict.cause is not None
     assert (verdict.cause.what, verdict.cause.site) == (What.DIFFERENT_ARGUMENT, site(37))
-    assert verdict.advice[0].startswith("See how the peer of")
+    assert verdict.advice[0].startswith("Check how the peer of")
     before = replace(waits[0], peer=3)
     ranks[2] = rank(0, W, *made[0], before, threads=main_thread(frame(38)))
     assert only(job(*ranks)).culprits == (3,)
@@ -310,8 +310,8 @@ def test_of_two_the_verdict_says_how_sure_it_is_of_what() -> None:
     )
     assert verdict.state is State.HANG
     assert verdict.explanation.endswith(
-        "One of ranks 0 and 1 left the common program: what is known of their calls does not "
-        "tell which."
+        "One of ranks 0 and 1 left the common sequence of calls: what is known of their calls does "
+        "not show which."
     )
 
 

@@ -48,7 +48,7 @@ def test_a_rank_that_left_one_call_out_is_named_with_the_call() -> None:
     assert (found.collective.op, found.collective.seq) == ("all_gather", 14)
     assert found.victim_site is not None
     assert found.victim_site.line == 21
-    assert "left out one collective there" in found.headline
+    assert "skipped one collective there" in found.headline
     assert "Nothing is stuck yet" in found.explanation
 
 
@@ -64,7 +64,7 @@ def test_a_rank_that_made_one_call_more_is_named_with_it() -> None:
     found = find_desync(running(calls(30), calls(30, more=11), calls(30), calls(30)))
     assert found is not None
     assert (found.culprits, found.site and found.site.line) == ((1,), 40)
-    assert "made one collective more" in found.headline
+    assert "made one extra collective" in found.headline
 
 
 def test_ranks_that_come_to_the_same_calls_from_another_line_at_the_end_are_in_step() -> None:
@@ -80,7 +80,7 @@ def test_where_the_rings_have_wrapped_it_began_before_them() -> None:
     assert found is not None
     assert found.culprits == (3,)
     assert "since before" in found.headline
-    assert found.headline.endswith("it has issued one collective fewer than they.")
+    assert found.headline.endswith("it has issued one fewer collective than ranks 0-2.")
 
 
 def test_two_ranks_of_which_no_common_beginning_is_known_are_not_judged() -> None:

@@ -53,18 +53,18 @@ def test_the_rank_in_all_pairs_that_do_not_fit_is_the_odd_one() -> None:
     assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.LIKELY)
     assert verdict.headline == (
         "Rank 2 entered all_to_all_single #41 of group default_pg at train.py:20 with sizes that "
-        "do not fit those of ranks 0 and 3: rank 0 sends 3 rows to rank 2, which takes 9; rank 3 "
-        "sends 3 rows to rank 2, which takes 0."
+        "do not match those of ranks 0 and 3: rank 0 sends 3 rows to rank 2, which expects 9; rank "
+        "3 sends 3 rows to rank 2, which expects 0."
     )
-    assert "No other pair is known not to fit." in verdict.explanation
+    assert "No other pair is known to mismatch." in verdict.explanation
     assert "output_split_sizes" in verdict.advice[0]
 
 
 def test_of_one_pair_either_may_be_wrong() -> None:
     verdict = only(stuck({(0, 1): 1}))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
-    assert "rank 0 sends 2 rows to rank 1, which takes 1." in verdict.headline
-    assert "Nothing tells which of them is wrong." in verdict.explanation
+    assert "rank 0 sends 2 rows to rank 1, which expects 1." in verdict.headline
+    assert "Nothing shows which of them is wrong." in verdict.explanation
 
 
 def test_a_sender_is_found_as_well_as_a_receiver() -> None:
@@ -81,8 +81,8 @@ def test_of_pairs_that_have_nobody_in_common_any_rank_may_be_wrong() -> None:
 def test_a_rank_may_not_even_fit_itself() -> None:
     verdict = only(stuck({(2, 2): 1}))
     assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.LIKELY)
-    assert "rank 2 sends 2 rows to itself, and takes 1." in verdict.headline
-    assert "No other pair is known not to fit." in verdict.explanation
+    assert "rank 2 sends 2 rows to itself, and expects 1." in verdict.headline
+    assert "No other pair is known to mismatch." in verdict.explanation
 
 
 def test_what_a_recorder_tells_is_counted_in_elements() -> None:

@@ -266,9 +266,9 @@ def test_where_most_part_from_each_other_nobody_has_left() -> None:
 
 def test_a_parting_tells_what_both_did_from_there_on() -> None:
     found = left(ways("abab", "abab", "abb"))
-    (parting,) = found.partings
-    mine, theirs = parting.seen_by(2)
+    (divergence,) = found.divergences
+    mine, theirs = divergence.seen_by(2)
     assert [made.step.line for made in mine] == [11]
     assert [made.step.line for made in theirs] == [10, 11]
-    assert [step.line for step in parting.before] == [10, 11]
-    assert parting.pairs == 2
+    assert [step.line for step in divergence.before] == [10, 11]
+    assert divergence.pairs == 2

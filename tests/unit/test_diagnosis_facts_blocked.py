@@ -151,7 +151,7 @@ def test_a_thread_that_needs_a_lock_which_the_waiting_one_has_taken_is_told_as_s
     verdict = only(job(*waiting, replace(stuck, rank=1), sources={SCRIPT: dedent(text)}))
     assert verdict.cause is not None
     assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 2)
-    assert verdict.advice[0].startswith("Leave the lock that is taken at train.py:2 before")
+    assert verdict.advice[0].startswith("Release the lock taken at train.py:2 before")
 
 
 def test_a_job_of_a_pool_that_has_ended_is_no_thread_that_has() -> None:
@@ -173,8 +173,10 @@ def test_a_job_of_a_pool_that_has_ended_is_no_thread_that_has() -> None:
     verdict = only(job(*waiting, rank(3, W, blocked(W, 9)), stuck))
     assert verdict.culprits == (1,)
     assert verdict.cause is not None
-    assert "that of rank 1 has nothing to do: its job has ended." in verdict.cause.why
-    assert verdict.advice[0].startswith("See what ended the job of thread prefetch_0 on rank 1")
+    assert "that of rank 1 is idle: its job has ended." in verdict.cause.why
+    assert verdict.advice[0].startswith(
+        "Find out what ended the job of thread prefetch_0 on rank 1"
+    )
 
 
 def test_of_two_that_keep_a_lock_for_calls_of_both_none_left_the_common_program() -> None:
@@ -196,7 +198,7 @@ def test_of_two_that_keep_a_lock_for_calls_of_both_none_left_the_common_program(
     waits = rank(1, PAIR, op(PAIR, 8), blocked(PAIR, 9, line=3), enqueued=9)
     verdict = only(job(stuck, waits, sources={SCRIPT: dedent(text)}))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
-    assert "Thread snapshot, which has it, waits in all_gather_object #1" in verdict.explanation
+    assert "Thread snapshot, which holds it, waits in all_gather_object #1" in verdict.explanation
     assert verdict.cause is not None
     assert line(verdict.cause.site) == 6
     assert verdict.advice[0].startswith("Do not let thread snapshot wait for anything")
@@ -338,7 +340,7 @@ def test_the_cause_is_where_the_holder_of_the_lock_is() -> None:
     assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 3)
     assert "thread writer" in verdict.advice[0]
     assert verdict.cause.evidence == (verdict.cause.why,)
-    assert verdict.cause.why.startswith("Thread writer has it since `with self.lock`")
+    assert verdict.cause.why.startswith("Thread writer has held it since `with self.lock`")
 
 
 @pytest.mark.parametrize(
@@ -432,11 +434,13 @@ def test_a_rank_that_tries_again_is_not_said_to_handle_an_exception() -> None:
     waiting = [rank(number, W, blocked(W, 9)) for number in (0, 2, 3)]
     tries = replace(rank_at(at(6)), handling="FileExistsError")
     verdict = only(job(*waiting, tries, sources={SCRIPT: RETRIES}))
-    assert "it is trying again after a FileExistsError" in verdict.headline
+    assert "it is retrying after a FileExistsError" in verdict.headline
     assert verdict.cause is not None
     assert verdict.cause.site is not None
     assert verdict.cause.site.line == 4
-    assert verdict.advice[0].startswith("See why `return os.open(path, os.O_EXCL)` fails each time")
+    assert verdict.advice[0].startswith(
+        "Find out why `return os.open(path, os.O_EXCL)` fails each time"
+    )
 
 
 def test_a_loop_without_any_call_for_others_is_told_of_who_is_at_work_in_it() -> None:

@@ -74,9 +74,12 @@ def test_a_rank_that_left_one_of_like_calls_out_long_ago_is_told_from_there() ->
     assert (verdict.site, verdict.victim_site) == (site(22), site(21))
     assert verdict.headline == (
         "Rank 2 is out of step with ranks 0, 1 and 3 since all_reduce #5 of group default_pg at "
-        "train.py:21: it left out one collective there."
+        "train.py:21: it skipped one collective there."
     )
-    assert "It shows only now. Ranks 0, 1 and 3 wait in all_reduce #12" in verdict.explanation
+    assert (
+        "The mismatch surfaced only now. Ranks 0, 1 and 3 wait in all_reduce #12"
+        in verdict.explanation
+    )
 
 
 def counted(number: int, line: int = 3) -> RankSnapshot:

@@ -9,7 +9,7 @@ from snapshots import DP, TP, W, blocked, job, only, op, rank
 
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.signatures import split_of, usual_side
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.model.kinds import Certainty, Kind
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def in_pair(number: int, *calls: dict[str, Any], **last: Any) -> RankSnapshot:
 def usual(found: JobSnapshot, seq: int = 1) -> tuple[int, ...] | None:
     """The side of the first pair that did as usual."""
     indexed = index(found)
-    place = Place(indexed.gid(TP[0]), seq)
-    split = split_of(indexed.places(place.gid)[seq])
+    slot = Slot(indexed.gid(TP[0]), seq)
+    split = split_of(indexed.slots(slot.gid)[seq])
     assert split is not None
-    return usual_side(indexed, place, split)
+    return usual_side(indexed, slot, split)
 
 
 def test_the_other_pair_tells_who_came_with_another_dtype() -> None:
@@ -41,9 +41,7 @@ def test_the_other_pair_tells_who_came_with_another_dtype() -> None:
     verdict = only(found)
     assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
     assert verdict.certainty is Certainty.LIKELY
-    assert "All other calls of that line that are known are like that of rank 0." in (
-        verdict.explanation
-    )
+    assert "All other known calls of that line are like that of rank 0." in (verdict.explanation)
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def test_of_one_that_waits_where_it_never_was_the_other_may_ask_for_one_too_many
     found = only(job(publisher, at_key(1, "vocab/9"), size=2))
     assert (found.culprits, found.certainty) == ((0, 1), Certainty.POSSIBLE)
     assert found.headline == (
-        "Rank 1 waits for the key `vocab/9` of the store, and rank 0 has set such keys as far as "
-        "`vocab/8` and gone on."
+        "Rank 1 waits for the key `vocab/9` of the store, but rank 0 set keys of this form only up "
+        "to `vocab/8` and went on."
     )
-    assert found.advice[0].startswith("Count alike on both sides: the key `vocab/9`")
+    assert found.advice[0].startswith("Count the same way on both sides: ")
 
 
 def test_who_asks_for_another_key_than_others_in_the_same_turn_is_named() -> None:
@@ -105,10 +105,12 @@ def test_who_asks_for_another_key_than_others_in_the_same_turn_is_named() -> Non
     waits = replace(at_key(2, "plan/9/1"), ops=behind.ops, groups=behind.groups)
     found = only(job(publisher, asked(1, "plan/9/3", 10), waits, size=3))
     assert (found.kind, found.culprits, found.victims) == (Kind.MISSING_PEER, (2,), (0, 1))
-    assert "where rank 1 asked for `plan/9/3`, which was set" in found.headline
+    assert "but rank 1 asked for `plan/9/3`, which was set" in found.headline
     assert found.cause is not None
     assert (found.cause.what, found.cause.site) == (What.DIFFERENT_ARGUMENT, GET)
-    assert found.advice[0].startswith("Make up the key of what all ranks have alike: rank 2 asked")
+    assert found.advice[0].startswith(
+        "Compute the key from values that are the same on all ranks: rank 2"
+    )
     # Where several keys are set in a turn, each may be for one rank.
     many = replace(publisher, marks=(sets("plan/9/3", 20),))
     assert only(job(many, asked(1, "plan/9/3", 10), waits, size=3)).culprits == (0,)
@@ -210,11 +212,9 @@ def test_where_the_last_to_come_by_sets_the_key_it_is_the_one_that_came_by_less_
     behind = rank(2, PAIR, blocked(PAIR, 8), marks=(came(2, "sums"),))
     found = only(job(*waiting, behind, size=3))
     assert (found.kind, found.culprits, found.victims) == (Kind.MISSING_PEER, (2,), (0, 1))
-    assert found.headline.startswith(
-        "Rank 2 did not come by train.py:18 for the key `names is over`"
-    )
+    assert found.headline.startswith("Rank 2 did not reach train.py:18 for the key `names is over`")
     assert "by rank 2 (2 times), by ranks 0 and 1 (3 times)" in found.explanation
-    assert found.advice[0].startswith("See what led rank 2 past train.py:18")
+    assert found.advice[0].startswith("Find out what led rank 2 past train.py:18")
 
 
 def test_a_wait_for_a_key_is_as_old_as_the_last_one_to_wait() -> None:

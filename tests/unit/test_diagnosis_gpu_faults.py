@@ -147,7 +147,7 @@ def test_a_rank_that_died_of_its_gpu() -> None:
     ended = raised("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered")
     verdict = only(stalled(gpu(48), threads=None, **ended))
     assert (verdict.kind, verdict.reason) == (Kind.DIED, Reason.GPU_FAULT)
-    assert "died of AcceleratorError" in verdict.headline
+    assert "raised AcceleratorError" in verdict.headline
     assert "Rank 2 was on GPU 3, which" in verdict.explanation
 
 

@@ -120,7 +120,7 @@ def test_a_full_place_that_does_not_complete_is_nobodys_fault() -> None:
     assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
     assert verdict.victims == (0, 1, 2, 3)
     assert verdict.headline == (
-        "Ranks 0-3 all entered all_reduce #9 of group default_pg, and it does not complete; no "
+        "Ranks 0-3 all entered all_reduce #9 of group default_pg, but it does not complete; no "
         "rank is to blame."
     )
 

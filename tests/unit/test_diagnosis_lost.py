@@ -102,7 +102,9 @@ def test_ranks_that_are_not_seen_possibly_died_where_all_that_are_seen_lost_a_pe
         Reason.UNKNOWN,
     )
     assert (verdict.culprits, verdict.certainty) == ((2, 3), Certainty.POSSIBLE)
-    assert verdict.headline.startswith("One of ranks 2 and 3 probably died, unseen from here")
+    assert verdict.headline.startswith(
+        "One of ranks 2 and 3 probably died, but this was not observed"
+    )
 
 
 def test_ranks_that_are_not_seen_are_not_blamed_for_a_failure_that_is() -> None:

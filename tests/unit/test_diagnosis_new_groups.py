@@ -78,7 +78,7 @@ def test_the_one_that_left_out_a_group_is_named_where_each_waits_in_another() ->
     assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (2,))
     assert verdict.victims == (0, 1, 3)
     assert verdict.headline == (
-        "Rank 2 called new_group for ranks 1 and 3 at train.py:10, where ranks 0, 1 and 3 called "
+        "Rank 2 called new_group for ranks 1 and 3 at train.py:10, but ranks 0, 1 and 3 called "
         "new_group for ranks 0 and 2 at train.py:9."
     )
     assert verdict.cause is not None
@@ -151,7 +151,7 @@ def test_who_left_a_group_out_is_possible_where_as_many_made_it() -> None:
     assert (verdict.culprits, verdict.victims) == ((2, 3), (0, 1))
     assert verdict.certainty is Certainty.POSSIBLE
     assert verdict.headline == (
-        "Ranks 2 and 3 called all_reduce at train.py:13, where ranks 0 and 1 called new_group for "
+        "Ranks 2 and 3 called all_reduce at train.py:13, but ranks 0 and 1 called new_group for "
         "ranks 0-2 at train.py:9."
     )
 
@@ -178,7 +178,7 @@ def test_members_that_were_let_into_a_wrong_group_get_stuck_in_it() -> None:
     verdict = only(job(*ranks))
     assert (verdict.culprits, verdict.certainty) == ((3,), Certainty.LIKELY)
     assert verdict.headline == (
-        "Rank 3 called new_group for ranks 2 and 3 at train.py:10, where ranks 0-2 called "
+        "Rank 3 called new_group for ranks 2 and 3 at train.py:10, but ranks 0-2 called "
         "new_group for ranks 0 and 1 at train.py:9."
     )
 

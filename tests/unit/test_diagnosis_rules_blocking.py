@@ -69,7 +69,7 @@ def test_a_rank_that_raised_while_others_wait_is_a_proved_hang() -> None:
     assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
     assert verdict.site == site(33)
     assert verdict.headline == (
-        "Rank 2 died of ValueError: bad batch (train.py:33); ranks 0, 1 and 3 wait for it in "
+        "Rank 2 raised ValueError: bad batch (train.py:33); ranks 0, 1 and 3 wait for it in "
         "all_reduce #5 of group default_pg."
     )
 
@@ -133,7 +133,7 @@ def test_of_several_whose_end_nobody_saw_none_is_sure_to_be_the_cause() -> None:
     both = [rank(n, W, op(W, 4), process=gone) for n in (1, 2)]
     verdict = only(job(waiting(0), *both, waiting(3)))
     assert (verdict.culprits, verdict.certainty) == ((1, 2), Certainty.POSSIBLE)
-    assert verdict.headline.startswith("Ranks 1 and 2 ended, and nobody saw how")
+    assert verdict.headline.startswith("Ranks 1 and 2 ended with an unknown exit status")
 
 
 def test_one_whose_program_had_ended_is_suspected_too_where_nobody_saw_how() -> None:
@@ -168,15 +168,15 @@ def test_ranks_that_the_launcher_ended_are_victims() -> None:
         (killed(11), Reason.SIGNAL, "was killed by SIGSEGV"),
         (killed(9, oom_killed=True), Reason.OUT_OF_MEMORY, "ran out of memory"),
         (raised("torch.cuda.OutOfMemoryError", "CUDA"), Reason.OUT_OF_MEMORY, "OutOfMemoryError"),
-        (raised("MemoryError"), Reason.OUT_OF_MEMORY, "died of MemoryError"),
+        (raised("MemoryError"), Reason.OUT_OF_MEMORY, "raised MemoryError"),
         (raised("RuntimeError", "can't allocate memory"), Reason.OUT_OF_MEMORY, "can't allocate"),
-        (raised("KeyError", "'a'\n  b"), Reason.EXCEPTION, "died of KeyError: 'a' b"),
+        (raised("KeyError", "'a'\n  b"), Reason.EXCEPTION, "raised KeyError: 'a' b"),
         (
             {"process": ProcessState(alive=False, exit_code=3, gone_age_s=8.0)},
             Reason.EXITED,
             "exited with code 3",
         ),
-        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "nobody saw how"),
+        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "unknown exit status"),
     ],
 )
 def test_how_it_died_is_said(fields: dict[str, Any], reason: Reason, text: str) -> None:
@@ -239,6 +239,12 @@ def test_std_terminate_without_an_exception_is_no_fault_of_a_peer() -> None:
     assert verdict.headline.startswith("Rank 2 was aborted by std::terminate; ")
 
 
+def test_ranks_that_were_aborted_at_once_are_named_together() -> None:
+    dead = [aborted_by(number, "", "") for number in (0, 1)]
+    verdict = only(job(*dead, waiting(2), waiting(3)))
+    assert verdict.headline.startswith("Ranks 0 and 1 were aborted by std::terminate")
+
+
 def test_what_gloo_says_of_an_abort_stands_in_the_headline_and_blames_no_one_for_sure() -> None:
     ended = killed(15, 3.0, terminated_by_launcher=True)
     others = [rank(n, W, op(W, 4), **ended) for n in (0, 1, 3)]
@@ -287,7 +293,10 @@ def test_an_abort_among_two_may_be_the_fault_of_either() -> None:
     verdict = peers_of_an_abort(2)
     assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (0, 1), ())
     assert verdict.certainty is Certainty.POSSIBLE
-    assert "It is not known which left the common program: rank 0" in verdict.explanation
+    assert (
+        "It is not known which rank left the common sequence of calls: rank 0"
+        in verdict.explanation
+    )
 
 
 def test_where_those_aborted_did_alike_whoever_did_something_unknown_may_be_at_fault() -> None:
@@ -781,7 +790,7 @@ def test_a_rank_that_ended_itself_with_a_code_had_not_come_to_the_end_of_its_pro
     verdict = only(job(failed(0), failed(1), dead(**left), failed(3), ended=True, exit_code=1))
     assert verdict.culprits == (2,)
     assert "exited with code 1" in verdict.headline
-    assert "as by sys.exit()" in verdict.explanation
+    assert "for example by sys.exit()" in verdict.explanation
     assert "shutting down" not in verdict.explanation
 
 
@@ -876,7 +885,7 @@ def test_a_job_that_was_interrupted_because_it_hung_failed_of_it() -> None:
     verdict = only(found)
     assert (verdict.kind, verdict.state) == (Kind.NEVER_ENTERED, State.FAILED)
     assert verdict.culprits == (2,)
-    assert "it was ended from outside in main, train.py:33" in verdict.headline
+    assert "it was terminated externally while in main, train.py:33" in verdict.headline
 
 
 def test_a_job_that_is_being_ended_is_no_news() -> None:
@@ -1046,8 +1055,8 @@ def test_an_abort_on_nccl_is_that_of_its_watchdog() -> None:
     assert (verdict.kind, verdict.culprits) == (Kind.DIED, (1,))
     assert verdict.certainty is Certainty.LIKELY
     assert "gloo" not in verdict.explanation + "".join(verdict.advice)
-    assert "PyTorch's watchdog of NCCL aborts a rank" in verdict.explanation
-    assert verdict.advice[0].startswith("Read in the output of rank 1 what came before SIGABRT")
+    assert "PyTorch's NCCL watchdog aborts a rank" in verdict.explanation
+    assert verdict.advice[0].startswith("Read the output of rank 1 before SIGABRT")
 
 
 NCCL_TIMED_OUT = (

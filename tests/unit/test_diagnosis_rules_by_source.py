@@ -43,7 +43,7 @@ def test_of_two_the_one_below_a_condition_on_its_rank_is_named_and_called_likely
     assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (1,))
     assert (verdict.certainty, verdict.certainty_of_hang) == (Certainty.LIKELY, Certainty.LIKELY)
     assert verdict.headline == (
-        "Only rank 1 entered broadcast #2 of group default_pg at train.py:5: rank 0 is in "
+        "Only rank 1 entered broadcast #2 of group default_pg at train.py:5; rank 0 is in "
         "all_gather at train.py:6."
     )
     assert verdict.cause is not None
@@ -142,8 +142,8 @@ def test_who_makes_another_call_by_its_rank_instead_of_that_of_all_is_named() ->
     verdict = told(INSTEAD, *ranks)
     assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
     assert verdict.headline == (
-        "Rank 1 left the common program: it made broadcast at train.py:5, where rank 0 made "
-        "all_gather at train.py:7."
+        "Rank 1 left the common sequence of calls: it called broadcast at train.py:5, but rank 0 "
+        "called all_gather at train.py:7."
     )
 
 
@@ -174,7 +174,7 @@ def test_where_the_waiting_rank_is_at_fault_the_text_is_about_it() -> None:
     verdict = told(SENDS, *ranks)
     assert verdict.culprits == (1,)
     assert verdict.headline == (
-        "Rank 1 left the common program: it made recv at train.py:6, where rank 0 made "
+        "Rank 1 left the common sequence of calls: it called recv at train.py:6, but rank 0 called "
         "all_reduce at train.py:4."
     )
     assert "One of ranks 0 and 1" not in verdict.explanation

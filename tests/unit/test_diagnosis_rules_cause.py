@@ -96,7 +96,8 @@ def test_a_condition_on_the_rank_is_the_cause_and_its_line_is_the_first_advice()
         "Rank 0: from `reduce()` at train.py:3 to `reduce()` at train.py:3.",
     )
     assert told.advice[0].startswith(
-        "Have all ranks of the group go one way at `if rank == 2 and step == 1` at train.py:4"
+        "Have all ranks of the group take the same branch of `if rank == 2 and step == 1` at "
+        "train.py:4"
     )
 
 
@@ -396,7 +397,7 @@ def test_a_condition_by_which_a_rank_leaves_is_advised_on_as_such(
     """
     told = verdict(text, usual, odd)
     assert told.culprits == (2,)
-    said = f"`return` below `if {condition}` at train.py:3 takes rank 2 past calls"
+    said = f"`return` below `if {condition}` at train.py:3 makes rank 2 skip calls"
     assert told.advice[0].startswith(said) is leaves
 
 
@@ -533,7 +534,7 @@ def test_what_ends_a_generator_is_told_where_a_loop_over_it_ended_earlier() -> N
     assert found is not None
     assert (found.what, found.site and found.site.line) == (What.EARLY_EXIT, 4)
     assert [other.what for other in found.others] == [What.UNEVEN_LOOP]
-    assert told.advice[0].startswith("See what led rank 2 to `return` at train.py:4")
+    assert told.advice[0].startswith("Find out what led rank 2 to `return` at train.py:4")
 
 
 def test_what_takes_from_an_iterator_before_the_loop_is_told() -> None:
@@ -545,7 +546,7 @@ def test_what_takes_from_an_iterator_before_the_loop_is_told() -> None:
     assert found is not None
     assert (found.what, found.site and found.site.line) == (What.UNEVEN_LOOP, 8)
     assert [other.site and other.site.line for other in found.others] == [9]
-    assert told.advice[0].startswith("Give `show(batches)` at train.py:8 an iterator of its own")
+    assert told.advice[0].startswith("Give `show(batches)` at train.py:8 its own iterator")
 
 
 @pytest.mark.parametrize(
@@ -582,8 +583,8 @@ def test_a_cache_and_an_override_by_which_a_rank_comes_past_a_call_are_told() ->
     told = verdict(cached, "gather reduce", "gather gather")
     assert told.cause is not None
     assert (told.cause.what, told.cause.site and told.cause.site.line) == (What.DATA_CONDITION, 3)
-    assert "keeps a result: what gives it was not run again on rank 2" in told.cause.why
-    assert told.advice[0].startswith("Keep no result of a function that makes calls")
+    assert "caches a result: its function did not run again on rank 2" in told.cause.why
+    assert told.advice[0].startswith("Do not cache a function that communicates")
     override = """
     class Worker:
         def on_end(self):
@@ -612,8 +613,8 @@ def test_a_thread_that_fed_a_loop_is_told_where_an_exception_has_ended_it() -> N
     found = only(job(*ranks, odd, sources={SCRIPT: text})).cause
     assert found is not None
     assert (found.what, found.certainty) == (What.SWALLOWED_EXCEPTION, Certainty.LIKELY)
-    ended = "Thread filler of rank 2 has ended at train.py:3, by KeyError: 'x'"
-    assert found.why == f"{ended}: nothing more came of it."
+    ended = "Thread filler of rank 2 ended at train.py:3 with KeyError: 'x'"
+    assert found.why == f"{ended} and did no more work."
     old = replace(odd, marks=(replace(mark, age_s=900.0),))
     found = only(job(*ranks, old, sources={SCRIPT: text})).cause
     assert found is not None
@@ -649,7 +650,7 @@ def test_what_repeats_a_step_is_possible_where_nothing_else_is_found(
     assert told.cause is not None
     found = (told.cause.what, told.cause.certainty, told.cause.site and told.cause.site.line)
     assert (found == (What.SWALLOWED_EXCEPTION, Certainty.POSSIBLE, 5)) is repeats
-    assert told.advice[0].startswith("Repeat only what can fail on one rank alone") is repeats
+    assert told.advice[0].startswith("Retry only what can fail on a single rank") is repeats
 
 
 def test_a_call_that_a_finalizer_makes_has_no_order() -> None:
@@ -908,7 +909,7 @@ def main():
         What.UNEVEN_LOOP,
         4,
     )
-    assert verdict.advice[0].startswith("See what `for callback in callbacks` at train.py:4")
+    assert verdict.advice[0].startswith("Check what `for callback in callbacks` at train.py:4")
 
 
 def test_what_stops_at_the_first_that_decides_is_told_to_make_a_list() -> None:
@@ -932,7 +933,7 @@ def main():
         What.DATA_CONDITION,
         5,
     )
-    assert "by a list in the brackets (`any([...])`)" in verdict.advice[0]
+    assert "with a list in the brackets (`any([...])`)" in verdict.advice[0]
 
 
 STATE = """\

@@ -65,8 +65,8 @@ def test_in_a_cycle_the_rank_that_does_what_it_never_did_at_this_point_is_the_cu
 
 def test_of_ranks_that_parted_from_each_other_none_is_said_to_have_left_alone() -> None:
     parts = [((1,), "all_reduce #2", None), ((3,), "barrier #1", None)]
-    text = wording.cycle(parts, (1, 3), parted=True)
-    assert "One of ranks 1 and 3 left the common program" in text.explanation
+    text = wording.cycle(parts, (1, 3), undecided=True)
+    assert "One of ranks 1 and 3 left the common sequence of calls" in text.explanation
     assert "all others have" not in text.explanation
 
 
@@ -182,9 +182,9 @@ def test_groups_of_one_name_and_other_members_were_made_in_another_order() -> No
     assert (verdict.kind, verdict.certainty) == (Kind.INIT_INCOMPLETE, Certainty.LIKELY)
     assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
     assert verdict.headline == (
-        "The groups were not made in the same order on all ranks (rank 3 made them in another "
-        "order): under one name ranks 0 and 1 made the group of ranks 0 and 1, rank 3 made the "
-        "group of ranks 2 and 3; all_reduce #1 of group tp does not complete."
+        "The groups were not created in the same order on all ranks (rank 3 used another "
+        "order): under one name ranks 0 and 1 created the group of ranks 0 and 1, rank 3 created "
+        "the group of ranks 2 and 3; all_reduce #1 of group tp does not complete."
     )
 
 
@@ -204,8 +204,8 @@ def test_groups_of_one_name_are_told_where_the_others_are_still_making_theirs() 
     assert (verdict.kind, verdict.certainty) == (Kind.INIT_INCOMPLETE, Certainty.POSSIBLE)
     assert (verdict.culprits, verdict.victims) == ((0, 3), (1, 2))
     assert verdict.headline == (
-        "The groups were not made in the same order on all ranks: under one name rank 0 made the "
-        "group of ranks 0 and 1, rank 3 made the group of ranks 2 and 3; new_group does not "
+        "The groups were not created in the same order on all ranks: under one name rank 0 created "
+        "the group of ranks 0 and 1, rank 3 created the group of ranks 2 and 3; new_group does not "
         "complete."
     )
 

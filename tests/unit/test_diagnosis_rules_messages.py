@@ -55,7 +55,7 @@ def test_the_rank_whose_tags_do_not_go_on_as_before_is_named() -> None:
     assert "went up by 1 each time before, and by 2 now" in verdict.explanation
     assert verdict.cause is not None
     assert (verdict.cause.what, verdict.cause.site) == (What.DIFFERENT_ARGUMENT, verdict.site)
-    assert "one tag" in verdict.advice[0]
+    assert "same tag" in verdict.advice[0]
 
 
 def test_where_no_tags_tell_both_are_named() -> None:
@@ -70,7 +70,7 @@ def test_a_message_in_two_groups_is_told_as_such() -> None:
     verdict = only(job(messages(0, "send", 5, [0]), receiver))
     assert "group default_pg" in verdict.headline
     assert "group other" in verdict.headline
-    assert verdict.advice[0].startswith("Pass one group to the two sides")
+    assert verdict.advice[0].startswith("Pass the same group on both sides")
 
 
 @pytest.mark.parametrize(("kind", "told"), [("recv", "wait to receive"), ("send", "wait to send")])
@@ -179,7 +179,7 @@ def test_what_a_rank_has_posted_is_compared_though_it_waits_in_another_call() ->
 def test_that_none_of_them_receives_is_not_said_where_they_do_with_another_tag() -> None:
     verdict = only(job(exchanges(0, [1, 2], done=1), exchanges(1, [1, 3], done=1)))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
-    assert "what it receives has another tag" in verdict.headline
+    assert "what they receive has another tag" in verdict.headline
 
 
 def test_of_two_that_send_from_one_line_it_does_not_matter_who_never_did_before() -> None:
@@ -262,7 +262,9 @@ def test_the_counterpart_may_be_made_by_a_helper_that_the_other_way_calls() -> N
     assert verdict.cause is not None
     assert verdict.cause.site is not None
     assert (verdict.cause.what, verdict.cause.site.line) == (What.DATA_CONDITION, 2)
-    assert verdict.advice[0].startswith("Make `if mine >= theirs` at train.py:2 hold on one of two")
+    assert verdict.advice[0].startswith(
+        "Make `if mine >= theirs` at train.py:2 hold on only one of two"
+    )
 
 
 def test_two_that_send_in_loops_of_their_own_are_told_these_loops() -> None:
@@ -288,4 +290,6 @@ def test_two_that_send_in_loops_of_their_own_are_told_these_loops() -> None:
     lines = [one.site.line for one in (found, *found.others) if one.site is not None]
     assert (found.what, lines) == (What.UNMATCHED_P2P, [2, 5])
     (advice,) = verdict.advice
-    assert advice.startswith("Count the messages of `for item in batch.split(4)` at train.py:2 by")
+    assert advice.startswith(
+        "Use the same number of messages on both sides of `for item in batch.split(4)`"
+    )

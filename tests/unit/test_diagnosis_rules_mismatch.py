@@ -260,8 +260,8 @@ def test_a_minority_in_another_collective_is_named() -> None:
     assert verdict.victims == (0, 1, 3)
     assert (verdict.site, verdict.victim_site) == (site(24), site(20))
     assert verdict.headline == (
-        "Rank 2 entered broadcast at train.py:24 where ranks 0, 1 and 3 entered all_reduce at "
-        "train.py:20, as collective #7 of group default_pg."
+        "Rank 2 entered broadcast at train.py:24 as collective #7 of group default_pg, but ranks "
+        "0, 1 and 3 entered all_reduce at train.py:20."
     )
 
 
@@ -274,8 +274,8 @@ def test_what_each_of_several_entered_is_said_of_it_alone() -> None:
     verdict = only(job(*most, *odd))
     assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (2, 3))
     assert verdict.headline == (
-        "Rank 2 entered broadcast at train.py:24, rank 3 entered barrier at train.py:26 where "
-        "ranks 0, 1 and 4 entered all_reduce, as collective #7 of group default_pg."
+        "Rank 2 entered broadcast at train.py:24, rank 3 entered barrier at train.py:26 as "
+        "collective #7 of group default_pg, but ranks 0, 1 and 4 entered all_reduce."
     )
     assert "Ranks 0 and 1: train.py:20 in main. Rank 4: train.py:21 in main." in verdict.explanation
 
@@ -434,7 +434,7 @@ def test_of_two_ranks_of_which_one_has_left_the_loop_either_may_be_wrong() -> No
     assert verdict.cause is not None
     assert (verdict.cause.what, verdict.cause.certainty) == (What.UNEVEN_LOOP, Certainty.POSSIBLE)
     assert verdict.certainty_of_hang is Certainty.LIKELY
-    assert "in the loop at train.py:2 that rank 1 has left: it is in barrier" in verdict.headline
+    assert "in the loop at train.py:2 that rank 1 has left for barrier" in verdict.headline
 
 
 def test_a_rank_that_is_past_the_loop_and_busy_has_likely_finished() -> None:
@@ -461,7 +461,7 @@ def test_a_rank_that_goes_on_when_the_others_are_past_the_loop_has_more_steps() 
     done = [at(5, blocked(W, 7, "barrier", line=5), number=n) for n in (0, 2, 3)]
     verdict = only(job(*done, reducing(1, 3), **source(LOOP)))
     assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
-    assert "goes on after ranks 0, 2 and 3" in verdict.headline
+    assert "is still running after ranks 0, 2 and 3" in verdict.headline
 
 
 # --- Collectives that were left out --------------------------------------------------------------
@@ -477,8 +477,8 @@ def test_a_rank_that_left_a_collective_out_is_in_one_that_the_others_come_to_nex
     assert (verdict.kind, verdict.certainty) == (Kind.OP_MISMATCH, Certainty.PROVED)
     assert verdict.culprits == (2,)
     assert verdict.headline == (
-        "Rank 2 entered broadcast at train.py:24 where ranks 0, 1 and 3 entered all_reduce at "
-        "train.py:20, as collective #5 of group default_pg."
+        "Rank 2 entered broadcast at train.py:24 as collective #5 of group default_pg, but ranks "
+        "0, 1 and 3 entered all_reduce at train.py:20."
     )
 
 
@@ -540,7 +540,8 @@ def test_a_size_from_another_line_is_that_of_another_call() -> None:
     verdict = only(job(usual, odd, **source(text)))
     assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
     assert verdict.headline.startswith(
-        "Rank 1 entered all_reduce at train.py:5 where rank 0 entered all_reduce at train.py:4"
+        "Rank 1 entered all_reduce at train.py:5 as collective #5 of group default_pg, but rank 0 "
+        "entered all_reduce at train.py:4"
     )
     assert verdict.cause is not None
     assert verdict.cause.what is What.RANK_CONDITION
@@ -577,8 +578,8 @@ def test_that_most_came_with_something_new_proves_the_hang_and_not_who_did_it() 
 @pytest.mark.parametrize(
     ("made", "advice"),
     [
-        ("scores[rank] = exact", "Compute the root of the call at train.py:4 from what all ranks"),
-        ("scores = sorted(scores)", "Name the same root rank on all ranks"),
+        ("scores[rank] = exact", "Compute the root of the call at train.py:4 from values"),
+        ("scores = sorted(scores)", "Pass the same root rank on all ranks"),
     ],
 )
 def test_what_makes_a_root_depend_on_the_rank_is_told(made: str, advice: str) -> None:

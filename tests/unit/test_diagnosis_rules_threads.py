@@ -135,7 +135,7 @@ def test_without_a_stack_it_is_open_where_several_threads_have_made_calls() -> N
 def test_where_no_stack_could_be_had_it_is_likely_at_most() -> None:
     verdict = judged(threads=())
     assert (verdict.state, verdict.certainty_of_hang) == (State.SLOW, Certainty.LIKELY)
-    assert "Other threads of rank 0 could not be seen" in verdict.explanation
+    assert "Other threads of rank 0 could not be read" in verdict.explanation
 
 
 def test_the_main_thread_may_act_where_it_waits_for_a_while_for_the_one_in_the_cycle() -> None:

@@ -54,7 +54,7 @@ def line_of(choice: Choice) -> int:
 
 
 def told(choices: tuple[Choice, ...]) -> list[tuple[str, int, bool]]:
-    return [(choice.turn.value, line_of(choice), choice.taken) for choice in choices]
+    return [(choice.kind.value, line_of(choice), choice.taken) for choice in choices]
 
 
 TEXTS = [
@@ -336,6 +336,18 @@ TEXTS = [
         """,
         ("condition", True),
         id="a decorator that is known",
+    ),
+    pytest.param(
+        """
+        def save(part):
+            gather(part)  # theirs
+
+        reduce(x)  # start
+        saved = [save(part) for part in parts]  # here
+        barrier()  # mine
+        """,
+        ("loop", False),
+        id="a comprehension that ends",
     ),
     pytest.param(
         """

@@ -122,7 +122,7 @@ def test_the_verdict_names_the_call_and_the_users_line() -> None:
     assert (found.kind, found.culprits) == (Kind.SUBSET_ENTERED, (0,))
     assert found.headline == (
         "Only rank 0 entered all_gather #3 of group default_pg in Accelerator.gather_for_metrics "
-        "of accelerate, called at train.py:6: rank 1 is in all_reduce in "
+        "of accelerate, called at train.py:6; rank 1 is in all_reduce in "
         "Accelerator.backward of accelerate, called at train.py:4."
     )
     assert "`gather_metrics()`, in Accelerator.gather_for_metrics of accelerate." in (
@@ -141,9 +141,9 @@ def test_of_ranks_in_one_call_the_headline_tells_how_deep_they_are_in_it() -> No
     ]
     (found,) = diagnose(job(*ranks), THRESHOLDS)
     assert found.headline == (
-        "Rank 1 entered broadcast in Loop.advance where ranks 0 and 2 entered barrier in "
-        "Strategy.reduce, as collective #3 of group default_pg, all in Trainer.fit of lightning, "
-        "called at train.py:4."
+        "Rank 1 entered broadcast in Loop.advance as collective #3 of group default_pg, but ranks "
+        "0 and 2 entered barrier in Strategy.reduce, both in Trainer.fit of lightning, called at "
+        "train.py:4."
     )
 
 

@@ -35,7 +35,7 @@ def test_errors_of_gpus_stand_where_they_came() -> None:
     before, after = Xid(31, 2, 60.0), Xid(79, 1, 5.0)
     sick = replace(GPU, xids=(before, after))
     assert timeline(GPU, sick) == [
-        (1, "Xid 31 of GPU 3: it has met an illegal address, 2 times by now."),
+        (1, "Xid 31 of GPU 3: it has reported an access to an illegal address, 2 times by now."),
         (-1, "The longest wait begins."),
         (1, "Xid 79 of GPU 3: it has fallen off the bus."),
         (-1, "SLOW: "),

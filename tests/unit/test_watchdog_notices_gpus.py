@@ -116,8 +116,8 @@ def test_notes_of_the_driver_are_no_news(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("health", "words"),
     [
-        (GpuHealth.LOST, "GPU 1 (rank 0) is lost"),
-        (GpuHealth.RESET_REQUIRED, "GPU 1 (rank 0) cannot be used before it is reset"),
+        (GpuHealth.LOST, "GPU 1 (rank 0) has fallen off the bus"),
+        (GpuHealth.RESET_REQUIRED, "GPU 1 (rank 0) has to be reset"),
         (GpuHealth.SILENT, "GPU 1 (rank 0) no longer responds to NVML"),
     ],
 )

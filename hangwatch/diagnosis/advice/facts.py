@@ -16,7 +16,7 @@ from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
 from hangwatch.diagnosis.facts.stores import KEY, setter
-from hangwatch.diagnosis.facts.wait_points import Place, Setup
+from hangwatch.diagnosis.facts.wait_points import Setup, Slot
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read
 from hangwatch.diagnosis.source.syntax import leaves, spans
@@ -89,7 +89,7 @@ _DIFFERENCES = {
     **{name: name for name in ("dtype", "shape", "root", "tag", "group")},
     "splits": "split sizes",
 }
-"""Names of what may differ in calls that match else."""
+"""Names of the respects in which calls that otherwise match may differ."""
 
 _LOCK_OF_EXTENSION = (
     "the file `lock` in its folder below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions)"
@@ -100,22 +100,22 @@ OUTERMOST = 2
 _CACHE = re.compile(r"^@?\w*cache|= *(?:\w+\.)?(?:lru_)?cache\w*\(")
 """Statements that keep the results of a function."""
 _STOPS = re.compile(r"\b(?:all|any)\([^\[\]]* for ")
-"""Conditions that ask no further than to the first part that decides them."""
+"""Conditions that stop at the first part that decides them."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(
     r"^(?:wrapper|wrapped_fn|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
 )
-"""Functions that only lead to the one that was called."""
+"""Functions that only wrap the one that was called."""
 _HOOK = re.compile(r"(?:pre|post)_\w+")
-"""Functions that no one calls by their names."""
+"""Functions that are never called by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``values``: those that texts may name, each there only where it is known.
+    """``values``: the values that texts may name, each present only if it is known.
 
     calls, awaited: functions of libraries that the line of the culprits, and that of the
-    others, is in, from there inwards; without a stack the functions that the line names.
+    others, is in, from the line inwards; without a stack the functions that the line names.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Facts:
     """``TypeName: message`` of the exception that ended a culprit."""
     cause: What | None = None
     """The cause, where the source shows it."""
-    apart: bool = False
+    different_calls: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
 
 
@@ -178,7 +178,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
         awaited,
         _error(case, culprits),
         cause.what if _is_shown(cause) else None,
-        apart=finding.apart,
+        different_calls=finding.different_calls,
     )
 
 
@@ -220,7 +220,7 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
 
 
 def _is_shown(cause: RootCause) -> bool:
-    """True if it was found in the program, and does not just go with the kind of the finding."""
+    """Return True if the source shows the cause, which does not just follow from the kind."""
     if cause.what is What.STUCK_LINE:
         return False
     known = cause.what in (What.GROUP_CREATION, What.UNORDERED_THREADS)
@@ -317,7 +317,7 @@ def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
 
 
 def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Ranks whose devices no one knows of, that made one call alike, that a library aborted."""
+    """Ranks whose devices are not known, that made the same call, or that a library aborted."""
     ranks = the_ranks(tuple(sorted({wait.rank for wait in finding.waits})))
     if not finding.culprits and are_untimed(finding.waits):
         yield "untimed", ranks
@@ -337,13 +337,13 @@ def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterat
 
 
 def _of_group(case: Case, finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
-    """Culprits that went one way by a condition where one should not have.
+    """Culprits that a condition led the same way, where one should have gone the other.
 
     And the group of just these ranks, where they are in a call of a group with more.
     """
     if finding.what is What.UNMATCHED_P2P and cause.what in CONDITIONS:
         yield "alike", the_ranks(finding.culprits)
-    if isinstance(finding.wait_point, Place) and len(finding.culprits) > 1:
+    if isinstance(finding.wait_point, Slot) and len(finding.culprits) > 1:
         for gid, key in enumerate(case.job.keys):
             if key.ranks == finding.culprits and gid != finding.wait_point.gid:
                 yield "own_group", group_text(case.job, gid)

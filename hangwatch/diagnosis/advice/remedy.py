@@ -20,13 +20,13 @@ from hangwatch.text import capital
 class Remedy:
     """Advice for the findings for which all conditions given here hold.
 
-    text: may name values of advice/facts.py, in braces; a remedy is not for a finding of which one
-    of them is not known. topic: of several with one topic only the first is given; covers: other
-    topics of which it says enough. link: to the documentation. causes: the cause, by the source.
-    uses: the program uses one of these; unless: it uses none of these. call, awaited: patterns for
-    a function that the culprits, the others, are in. error: a pattern for the exception that ended
-    a culprit. apart: only where culprits and others are, or are not, in different calls of the
-    program.
+    text: may name values of advice/facts.py, in braces; a remedy does not fit a finding for which
+    one of them is not known. topic: of several with one topic only the first is given; covers:
+    other topics that need no further remedy. link: to the documentation. causes: the cause, by the
+    source. uses: the program uses one of these; unless: it uses none of these. call, awaited:
+    patterns for a function that the culprits, the others, are in. error: a pattern for the
+    exception that ended a culprit. different_calls: culprits and others have to be, or not to be,
+    in different calls of the program.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Remedy:
     call: str = ""
     awaited: str = ""
     error: str = ""
-    apart: bool | None = None
+    different_calls: bool | None = None
     covers: tuple[str, ...] = ()
 
     def filled(self, kind: Kind, reason: Reason, facts: Facts) -> str | None:
@@ -51,7 +51,7 @@ class Remedy:
             and (not self.reasons or reason in self.reasons)
             and (not self.uses or not facts.uses.isdisjoint(self.uses))
             and facts.uses.isdisjoint(self.unless)
-            and self.apart in (None, facts.apart)
+            and self.different_calls in (None, facts.different_calls)
             and (not self.error or re.search(self.error, facts.error))
         )
         if not fits:
@@ -80,12 +80,12 @@ class Remedy:
 class _Table:
     rows: tuple[Remedy, ...]
     topic: str = ""
-    """The topic of rows that have none of their own."""
+    """The topic of rows without one."""
 
 
 @cache
 def remedies() -> Mapping[str, Sequence[Remedy]]:
-    """Remedies by what they are chosen by: cause, wait, error, library, reason, kind."""
+    """Remedies by the table that holds them: cause, wait, error, library, reason, kind."""
     text = resources.files(__package__).joinpath("remedies.toml").read_text("utf-8")
     tables: dict[str, _Table] = codec.decode(dict[str, _Table], tomllib.loads(text))
     return {
@@ -101,19 +101,19 @@ def _names(text: str) -> frozenset[str]:
 
 MAX_ITEMS = 4
 ENOUGH = 2
-"""Special items that make general ones needless where a rank is just busy."""
+"""Special remedies that make general ones needless if a rank is just busy."""
 _OF_THE_CHANGE = frozenset(
     {"agree", "batches", "everyone", "groups in order", "move out", "order", "stop", "two lines"}
 )
 """Topics of the table by kind that are about a change of the program."""
 _OF_FEW = frozenset({"group", "alone"})
-"""Topics about a call that is meant for few ranks."""
+"""Topics on a call that is meant for few ranks."""
 _OF_MESSAGES = frozenset({"match", "batch"})
 _INSTEAD = frozenset({"asked", "either", "key", "messages", "unset"})
-"""Values that are known of a key of a store, or of two loops that send (advice/facts.py)."""
+"""Values on a key of a store, or on two loops that send (advice/facts.py)."""
 _ARGUMENTS = (What.DIFFERENT_ARGUMENT, What.DIFFERENT_ORDER)
 _OF_TENSORS = frozenset({"same tensor", "what differs"})
-"""Topics about a call that all make with other tensors, where the cause is not known."""
+"""Topics on a call that ranks make with different tensors, if the cause is not known."""
 _REASON_COUNTS = {
     Kind.NEVER_ENTERED,
     Kind.MISSING_PEER,
@@ -124,7 +124,7 @@ _REASON_COUNTS = {
 
 
 def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...]:
-    """Remedies, the most specific first: at most four. Links stand at their ends."""
+    """Remedies, the most specific first: at most four. A link is at the end of its text."""
     chosen: dict[str, str] = {}
     table = remedies()
 
@@ -146,8 +146,8 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     needless |= _OF_FEW if facts.cause is What.DATA_CONDITION else frozenset()
     needless |= _OF_TENSORS if facts.cause in _ARGUMENTS else frozenset()
     needless |= _OF_MESSAGES if facts.values.keys() & _INSTEAD else frozenset()
-    # Of a lost node, or of a GPU that failed, no rank's code is at fault.
-    apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
-    if not (apart and len(chosen) - special >= ENOUGH):
+    # For a lost node or a failed GPU, no rank's code is at fault.
+    no_code = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
+    if not (no_code and len(chosen) - special >= ENOUGH):
         choose("kind", needless)
     return tuple(filter(None, chosen.values()))[:MAX_ITEMS]

@@ -1,4 +1,4 @@
-"""Classifies what a rank is doing, from its stack and its process alone."""
+"""Classifies the activity of a rank from its stack and its process alone."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ _FRAMES = (
 )
 """File and function of frames that exist only while something is compiled; what runs the
 compiled code afterwards (eval_frame.py, CachingAutotuner.run, JITFunction.run) is not here.
-The first that matches is what the program asked for: torch.compile calls Triton."""
+The first match is the compiler that the program called: torch.compile calls Triton."""
 _IMPORTS = re.compile(r"/torch/utils/cpp_extension\.py:_import_module_from_library$")
 """Runs the code of an extension when it is imported: it is built."""
 _LOCK_FILE = re.compile(r"/torch/utils/file_baton\.py$")
-"""Waits until a file is gone: for the build of an extension, up to torch 2.14."""
+"""Waits for a file to disappear: extensions, up to torch 2.14."""
 _LOCK = re.compile(r"/torch/utils/_filelock\.py$|/filelock/_\w+\.py$")
-"""Waits for a lock that the kernel keeps: from then on, and for what torch.compile makes."""
+"""Waits for a lock of the kernel: extensions of later versions, and torch.compile."""
 _AUTOGRAD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _NAME = re.compile(r"-DTORCH_EXTENSION_NAME=(\w+)")
 _MIN_PROCESSORS = 0.05
@@ -110,11 +110,11 @@ class Compiling:
     extension: str = ""
     """Name of the extension, empty where that is not known."""
     locked: bool = False
-    """It waits for a lock: another process compiles the same, or has left the lock's file."""
+    """It waits for a lock: another process compiles the same code, or left the lock file behind."""
     held: bool = False
-    """That lock is held by a process that still runs."""
+    """A process that still runs holds that lock."""
     at_work: bool = False
-    """The rank, or what it has started, used a processor while it was looked at."""
+    """The rank, or a process that it started, used the CPU when it was sampled."""
 
 
 def compiling(rank: RankSnapshot) -> Compiling | None:
@@ -131,10 +131,10 @@ def compiling(rank: RankSnapshot) -> Compiling | None:
 
 
 def _threads(rank: RankSnapshot) -> Iterator[ThreadStack]:
-    """The threads that compile for the program, if any does.
+    """The threads that compile for the program, if there are any.
 
-    That of the program, and those of the autograd engine, which C++ has started, while it is in
-    backward: each device has one, and what backward needs is compiled there.
+    The program's own thread and, while it is in backward, the threads of the autograd engine, which
+    C++ started: there is one for each device, which compiles the code that backward needs.
     """
     thread = program_thread(rank)
     if thread is None or not thread.frames:
@@ -169,13 +169,13 @@ class Activity:
     worker_site: Site | None = None
     handling: str = ""
     interrupted: bool = False
-    """It was ended from outside; ``site`` is the line at which it was then."""
+    """It was terminated externally; ``site`` is its line at that time."""
     sure: bool = True
     """False where it is only concluded from the calls of others."""
     fault: str = ""
     """The fault of its GPU, where that explains it."""
     running: bool = False
-    """Its thread was on a processor when it was looked at."""
+    """Its thread was on a CPU when it was sampled."""
     blocked: Blocked | None = None
     """The wait of its own line, where that was asked."""
     compiling: Compiling | None = None
@@ -234,7 +234,7 @@ def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
 def _waiting_outside(
     rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
 ) -> Activity | None:
-    """For data, a file or the store: its calls say more than the holder of the GIL."""
+    """It waits for data, a file or the store: its calls say more than the holder of the GIL."""
     text = (site.source if site else None) or ""
     innermost = bool(frames) and is_user_frame(frames[0])
     if _any(_DATA, frames):

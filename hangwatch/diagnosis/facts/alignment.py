@@ -1,12 +1,12 @@
-"""Finds the ranks that left the common program, by comparing the calls of all ranks.
+"""Finds the ranks that left the common sequence of calls, by comparing the calls of all ranks.
 
-Ranks of one program make the same calls, by operation and line, whatever their groups, but
-for calls that are not for all of them. So of two ranks the calls that are for both are alike:
-one has made the beginning of what the other has. Where two part, one of them has left the
-program, and the fewest ranks that explain all partings are those that did.
+Ranks of one program make the same calls, by operation and line, in whatever groups, except for
+calls that are not for all of them. So the calls that are for both of two ranks agree: one rank has
+made a prefix of the calls of the other. If two ranks diverge, one of them left the sequence. The
+fewest ranks that explain all divergences are taken to be the ranks that left it.
 
-What is known of a rank has holes: rings wrap, and not every rank has a recorder. Two ranks are
-compared from where all that they did since is known of both.
+The record of a rank has gaps: rings wrap, and not every rank has a recorder. Two ranks are compared
+from the point after which all calls of both are known.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hangwatch.model.kinds import Phase
 from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 MOST_CALLS = 50_000
-"""Of all ranks together; of each its last ones are compared."""
+"""Most calls of all ranks together that are compared, the last ones of each."""
 MOST_CLASSES = 48
-"""Of ranks that did the same. Where there are more, each runs in its own way."""
+"""Most sets of ranks that did the same. If there are more, each rank runs its own program."""
 MOST_CONTEXT = 8
-"""Calls before a parting that show what usually comes then."""
+"""Calls before a divergence that show the usual next call."""
 END = Step("the end of the program")
 LEFT = "destroy_process_group"
 
 
 class Made(NamedTuple):
-    """A call that a rank made, and its number among those of its group."""
+    """A call of a rank, and its number among the calls of its group."""
 
     step: Step
     gid: int
@@ -61,16 +61,16 @@ class Past:
     left: frozenset[int]
     """The groups that it has destroyed."""
     recorded: bool
-    """The calls that C++ issued are known, too."""
+    """The calls that C++ issued are known too."""
     ended: bool
     kinds: frozenset[str]
-    """Of the groups that it is in."""
+    """The kinds of the groups that it is in."""
     part: tuple[object, ...]
-    """Its position among those that it exchanges messages with."""
+    """Its position among the ranks that it exchanges messages with."""
 
     @cached_property
     def whole(self) -> bool:
-        """True if all calls are known."""
+        """Return True if all calls are known."""
         return all(since < 0 for _, since in self.known[0])
 
     @cached_property
@@ -80,7 +80,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """Two ranks that made the same calls, and then did not."""
 
     ranks: tuple[int, int]
@@ -91,24 +91,24 @@ class Parting:
     last: tuple[Made | None, Made | None] = (None, None)
     """The last of that, as each of them did it."""
     pairs: int = 1
-    """So many pairs of ranks part like them."""
+    """The number of pairs of ranks that diverge in the same way."""
 
     def seen_by(self, rank: int) -> tuple[tuple[Made, ...], tuple[Made, ...]]:
-        """The calls of a rank from there on, and those of the other."""
+        """The calls of a rank from there on, and the calls of the other rank."""
         one, other = self.ways
         return (one, other) if rank == self.ranks[0] else (other, one)
 
 
 @dataclass(frozen=True, slots=True)
 class Departures:
-    """The ranks that left the common program; empty where all follow it, or that is not known."""
+    """The ranks that left the common sequence; empty if none did, or if it is not known."""
 
     ranks: frozenset[int] = frozenset()
     by_habit: frozenset[int] = frozenset()
-    """Those of them that are known only by what all did before; that is no proof."""
+    """The ranks among them that only the earlier calls of all ranks show; that is no proof."""
     tied: frozenset[int] = frozenset()
-    """Of these some left it, and nothing shows which."""
-    partings: tuple[Parting, ...] = ()
+    """Ranks of which some left it, and nothing shows which."""
+    divergences: tuple[Divergence, ...] = ()
 
 
 def departures(
@@ -118,31 +118,31 @@ def departures(
     known = _pasts(job, ended, ranks)
     if len(known) > MOST_CLASSES:
         return Departures()
-    partings = {
-        (one, other): replace(parting, pairs=len(a.ranks) * len(b.ranks))
+    divergences = {
+        (one, other): replace(divergence, pairs=len(a.ranks) * len(b.ranks))
         for (one, a), (other, b) in combinations(enumerate(known), 2)
-        if (parting := _parting(job, a, b)) is not None
+        if (divergence := _divergence(job, a, b)) is not None
     }
-    covers = _covers(list(partings), [len(past.ranks) for past in known])
+    covers = _covers(list(divergences), [len(past.ranks) for past in known])
     if not covers:
-        return Departures(partings=tuple(partings.values()))
+        return Departures(divergences=tuple(divergences.values()))
     left = sure = frozenset.intersection(*covers)
     if len(covers) > 1:
-        covers = _by_habit(covers, partings, source)
+        covers = _by_habit(covers, divergences, source)
         left = frozenset.intersection(*covers)
 
     def of(classes: frozenset[int]) -> frozenset[int]:
         return frozenset(rank for at in classes for rank in known[at].ranks)
 
     tied = frozenset.union(*covers) - left
-    return Departures(of(left), of(left - sure), of(tied), tuple(partings.values()))
+    return Departures(of(left), of(left - sure), of(tied), tuple(divergences.values()))
 
 
-# --- What each rank did, and how far back all of it is known --------------------------
+# --- The calls of each rank, and how far back all are known ---------------------------
 
 
 def _pasts(job: Job, ended: Mapping[int, Ending], ranks: Iterable[int]) -> list[Past]:
-    """The pasts of these ranks, those that did the same together."""
+    """The calls of these ranks, one entry for all ranks that did the same."""
     alike: dict[Past, list[int]] = defaultdict(list)
     several = list(ranks)
     most = MOST_CALLS // max(1, len(several))
@@ -220,13 +220,13 @@ def _known(
     together = job.gid(SETTING_UP)
     if job.reached[together]:
         last = max((made.seq for made in calls if made.gid == together), default=0)
-        # A rank that has made a group, and of which no such call is known, has made one.
+        # A rank that made a group without a known call of new_group has made one.
         count = last or int(len(groups) > 1)
         counts[together, False] = count, count
     never = len(calls) + 1
     none = _Stream(never)
     whole = all(pythons.get(key, none).count >= own >= 0 for key, (_, own) in counts.items())
-    # Python's calls are known as such from its first one on.
+    # Calls of Python are known to be Python's from the first one on.
     origin = -1 if whole else sum(1 for _ in takewhile(lambda made: not made.by_python, calls))
     known: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for (gid, p2p), (count, own) in counts.items():
@@ -278,16 +278,16 @@ def _streams(calls: Iterable[Made], *, python: bool = False) -> dict[tuple[int, 
 # --- The point at which two ranks part ------------------------------------------------
 
 
-def _parting(job: Job, one: Past, other: Past) -> Parting | None:
-    """The point at which two part; None where one made the beginning of what the other did."""
+def _divergence(job: Job, one: Past, other: Past) -> Divergence | None:
+    """The point at which two diverge; None if one made a prefix of the calls of the other."""
     recorded = one.recorded and other.recorded
-    found = _parting_of(job, one, other, python=False) if recorded else None
+    found = _divergence_of(job, one, other, python=False) if recorded else None
     if found is None and not (recorded and one.whole and other.whole):
-        found = _parting_of(job, one, other, python=True)
-    return found or _parting_in_a_group(one, other)
+        found = _divergence_of(job, one, other, python=True)
+    return found or _divergence_in_a_group(one, other)
 
 
-def _parting_of(job: Job, one: Past, other: Past, *, python: bool) -> Parting | None:
+def _divergence_of(job: Job, one: Past, other: Past, *, python: bool) -> Divergence | None:
     for kinds, starts in _knowledge(one, other, python=python):
         mine, theirs = (
             [
@@ -308,7 +308,7 @@ def _parting_of(job: Job, one: Past, other: Past, *, python: bool) -> Parting | 
         theirs += [Made(END, -1, 0)] * other.ended
         for number, (a, b) in enumerate(zip(mine, theirs, strict=False)):
             if a.step != b.step and not _is_one_call(one, other, a, b):
-                return Parting(
+                return Divergence(
                     (one.ranks[0], other.ranks[0]),
                     (tuple(mine[number:]), tuple(theirs[number:])),
                     tuple(made.step for made in mine[:number]),
@@ -322,7 +322,7 @@ def _knowledge(
 ) -> Iterator[tuple[frozenset[str], tuple[int, int]]]:
     """(kinds of groups, the calls of each of two from which on all of these kinds are known).
 
-    First of all kinds that are known at all, then without those that are known least far back.
+    First for all known kinds, then without the kinds that are known least far back.
     """
     mine, theirs = dict(one.known[python]), dict(other.known[python])
     unknown = {kind for kind, since in mine.items() if since > len(one.calls)}
@@ -344,7 +344,7 @@ def _knowledge(
 
 
 def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
-    """Return True if a call of one rank is for another rank, too."""
+    """Return True if a call of one rank is for another rank too."""
     if (made.gid in rival.groups and not made.p2p) or job.keys[made.gid] is SETTING_UP:
         return True
     if past.part != rival.part:
@@ -353,7 +353,7 @@ def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
 
 
 def _from_a_place_of_both(mine: list[Made], theirs: list[Made]) -> tuple[list[Made], list[Made]]:
-    """Both from the first place on that both have been at; nothing where there is none."""
+    """Both, from the first point on that both have passed; nothing if there is none."""
     at = {(made.gid, made.seq): number for number, made in enumerate(theirs) if not made.p2p}
     for number, made in enumerate(mine):
         there = None if made.p2p else at.get((made.gid, made.seq))
@@ -374,8 +374,8 @@ def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
     )
 
 
-def _parting_in_a_group(one: Past, other: Past) -> Parting | None:
-    """The point at which one of two has destroyed a group in which the other goes on."""
+def _divergence_in_a_group(one: Past, other: Past) -> Divergence | None:
+    """The point at which one of two destroyed a group that the other still uses."""
     for leaver, rival in ((one, other), (other, one)):
         for gid in sorted(leaver.left & rival.groups - rival.left):
             own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
@@ -383,7 +383,7 @@ def _parting_in_a_group(one: Past, other: Past) -> Parting | None:
             if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
                 end = Made(Step(LEFT, kind=own[0].step.kind), gid, 0)
                 ways = (end,), tuple(more)
-                return Parting(
+                return Divergence(
                     (one.ranks[0], other.ranks[0]),
                     ways if leaver is one else ways[::-1],
                     _until_the_end_of(leaver, gid),
@@ -407,7 +407,7 @@ def _until_the_end_of(past: Past, gid: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# --- The ranks that explain all partings ----------------------------------------------
+# --- The ranks that explain all divergences ----------------------------------------------
 
 
 def _covers(edges: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[frozenset[int]]:
@@ -440,36 +440,38 @@ def _covers(edges: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[fr
 
 
 def _by_habit(
-    covers: Sequence[frozenset[int]], partings: Mapping[tuple[int, int], Parting], source: Source
+    covers: Sequence[frozenset[int]],
+    divergences: Mapping[tuple[int, int], Divergence],
+    source: Source,
 ) -> list[frozenset[int]]:
-    """Those covers that have most of the ranks that did what they never did before."""
+    """The covers with the most ranks that did something that they never did before."""
     strange = [
         pair[side]
-        for pair, parting in partings.items()
-        if (side := strange_side(parting, source)) is not None
+        for pair, divergence in divergences.items()
+        if (side := strange_side(divergence, source)) is not None
     ]
     scores = [sum(at in cover for at in strange) for cover in covers]
     return [cover for cover, score in zip(covers, scores, strict=True) if score == max(scores)]
 
 
-def strange_side(parting: Parting, source: Source) -> int | None:
+def strange_side(divergence: Divergence, source: Source) -> int | None:
     """The one of two ranks that made a call which it never made at this point, as 0 or 1.
 
     A call that is new to both may come after a loop: it is strange only where the source shows
     that none ends between their lines.
     """
-    found = _strange(parting, lambda step: step, new=False)
-    return odd_side(parting) if found is None and _in_one_loop(parting, source) else found
+    found = _strange(divergence, lambda step: step, new=False)
+    return odd_side(divergence) if found is None and _in_one_loop(divergence, source) else found
 
 
-def odd_side(parting: Parting) -> int | None:
+def odd_side(divergence: Divergence) -> int | None:
     """The same of two that are known to be in the same loops, so that no call is new by chance."""
-    return _strange(parting, lambda step: step._replace(file="", line=0), new=True)
+    return _strange(divergence, lambda step: step._replace(file="", line=0), new=True)
 
 
-def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> int | None:
-    """The same. read: what is compared of a call; new: a call that neither knows is strange."""
-    before, known = parting.before, [read(step) for step in parting.before]
+def _strange(divergence: Divergence, read: Callable[[Step], Step], *, new: bool) -> int | None:
+    """The same. read: the compared part of a call; new: a call that neither knows is strange."""
+    before, known = divergence.before, [read(step) for step in divergence.before]
     alike = sum(1 for _ in takewhile(lambda step: step == before[-1], reversed(before)))
     # One of several equal calls in a row shows nothing: it takes all of them, and one before.
     # Unless the source shows that it is no loop that ends with them.
@@ -477,19 +479,19 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
     usual = expected(before, shortest=shortest, longest=MOST_CONTEXT)
     if usual is None:
         return None
-    ways = [[read(made.step) for made in way] for way in parting.ways]
+    ways = [[read(made.step) for made in way] for way in divergence.ways]
     odd = [side for side, way in enumerate(ways) if way[0] not in {*map(read, usual)}]
     if len(odd) != 1 or not (new or ways[odd[0]][0] in known):
         return None
-    if parting.ways[1 - odd[0]][0].step not in usual:
+    if divergence.ways[1 - odd[0]][0].step not in usual:
         return None  # the same operation, and another call
     # A call that it makes again and again from then on is a part of the program.
     again = (known[-1], ways[odd[0]][0]) in pairwise(ways[odd[0]])
     return None if again else odd[0]
 
 
-def _in_one_loop(parting: Parting, source: Source) -> bool:
+def _in_one_loop(divergence: Divergence, source: Source) -> bool:
     """Return True if the source shows that neither is past a loop that the other is in."""
-    here, there = (Position((Line(way[0].step.file, way[0].step.line),)) for way in parting.ways)
-    parted = fork(source.program, here, there)
-    return parted is not None and not parted.left and not parted.back.left
+    here, there = (Position((Line(way[0].step.file, way[0].step.line),)) for way in divergence.ways)
+    forked = fork(source.program, here, there)
+    return forked is not None and not forked.left and not forked.back.left

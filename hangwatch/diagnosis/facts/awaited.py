@@ -33,11 +33,11 @@ class On(StrEnum):
     """The kinds of things that a program waits for outside collectives."""
 
     LOCK = "lock"
-    """Of threading."""
+    """A lock of threading."""
     THREAD = "thread"
-    """Another thread, or what it should put into a queue, a future or an event."""
+    """Another thread, or an object that it should put into a queue, a future or an event."""
     CHILD = "child"
-    """Another process that this one has started, or what it should send."""
+    """A process that this one started, or data that it should send."""
     ANSWER = "answer"
     """Over the network, but not of a peer in a collective."""
     FILE_LOCK = "file_lock"
@@ -49,14 +49,14 @@ class On(StrEnum):
     RETRY = "retry"
     """A statement that raises, and is tried again and again."""
     KEY = "key"
-    """Of a store of torch's."""
+    """A key of one of torch's stores."""
     INPUT = "input"
-    """Of a terminal."""
+    """Input from a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The thread or process of the same rank by which a wait would end.
+    """The thread or process of the same rank that would end a wait.
 
     name: ``thread prefetch``, ``process 4711``. waits_for: what it waits for, empty if unknown.
     """
@@ -66,19 +66,19 @@ class Link:
     waits_for: str = ""
     command: str = ""
     holds: Site | None = None
-    """The line at which it has taken the lock."""
+    """The line at which it took the lock."""
     crossed: Site | None = None
-    """The line at which the waiting thread has taken a lock that this one waits for."""
+    """The line at which the waiting thread took a lock that this one waits for."""
     ended_by: str = ""
-    """The exception that has ended it, at ``site``."""
+    """The exception that ended it, at ``site``."""
     had_by: tuple[int, ...] = ()
-    """This rank does not have it, and these do; ``site`` is where it is there."""
+    """The ranks that have it, unlike this one; ``site`` is its line on them."""
     idle: bool = False
-    """This rank has it, too, and it has nothing to do there: the job of a pool has ended."""
+    """This rank has it too, but idle: the job of a pool has ended."""
 
 
 INPUT = "input from a terminal"
-FULL_PIPE = "somebody to read a pipe, which is full"
+FULL_PIPE = "a reader of a pipe, which is full"
 _BY_KERNEL = (
     (
         re.compile(r"^(?:locks_lock_inode|flock|posix_lock|fcntl_setlk)"),
@@ -87,11 +87,11 @@ _BY_KERNEL = (
     ),
     (re.compile(r"pipe_read"), On.PIPE, "data from a pipe"),
     (re.compile(r"pipe_write"), On.PIPE, FULL_PIPE),
-    (re.compile(r"^wait_for_partner"), On.PIPE, "the other end of a named pipe, to open it"),
+    (re.compile(r"^wait_for_partner"), On.PIPE, "another process to open its end of a named pipe"),
     (re.compile(r"^(?:n_tty_read|tty_)"), On.INPUT, INPUT),
     (re.compile(r"^(?:do_wait|kernel_wait)"), On.CHILD, "a child process"),
     (re.compile(r"^(?:rpc_|nfs\d?_)"), On.FILE, "a network file system (NFS)"),
-    (re.compile(r"^(?:request_wait_answer|fuse_)"), On.FILE, "a file system in user space (FUSE)"),
+    (re.compile(r"^(?:request_wait_answer|fuse_)"), On.FILE, "a FUSE file system"),
     (re.compile(r"^(?:ptlrpc_|ll_|cl_|osc_)"), On.FILE, "a Lustre file system"),
     (re.compile(r"^(?:io_schedule|folio_wait|wait_on_page|blk|jbd2|xfs_)"), On.FILE, "a disk"),
     (
@@ -100,13 +100,13 @@ _BY_KERNEL = (
         "data from a socket",
     ),
 )
-"""Kernel functions, as in /proc/PID/wchan, and what a process waits for there."""
+"""Kernel functions, as in /proc/PID/wchan, with the kind of the wait and its object."""
 _ENDS: dict[str, str | tuple[str, ...]] = {
     "_shutdown": "/threading.py",
     "_python_exit": ("/concurrent/futures/thread.py", "/concurrent/futures/process.py"),
     "_exit_function": "/multiprocessing/util.py",
 }
-"""Functions of Python's that run when the main program is over."""
+"""Functions of Python that run after the main program."""
 _OF_PYTHON = re.compile(r"multiprocessing[./](?:resource_tracker|semaphore_tracker|forkserver)")
 _PROCESS = "/multiprocessing/process.py"
 _NUMBERED = re.compile(r"(?<=Thread)-\d+|(?<=ThreadPoolExecutor)-\d+_\d+|_\d+$")
@@ -128,7 +128,7 @@ def by_kernel(wchan: str) -> tuple[On | None, str]:
 
 
 def has_returned(rank: RankSnapshot) -> bool:
-    """Return True if the program is over, and the interpreter waits for what it has started."""
+    """Return True if the program has ended, and Python waits for its threads or processes."""
     main = main_thread(rank.threads, rank.pid)
     frames = main.frames if main else ()
     for number, frame in enumerate(frames):
@@ -154,16 +154,16 @@ def of_thread(thread: ThreadStack, sources: Mapping[str, str]) -> Link:
 
 
 def same_thread(waiting: RankSnapshot, tid: int, rank: RankSnapshot) -> ThreadStack | None:
-    """The thread of a rank that runs what a thread of another one does, which is not its main one.
+    """The thread of a rank that runs the same function as a helper thread of another rank.
 
-    None where that is the one that trains, and where the rank has no such thread, or several.
+    None if that is the thread that trains, or if the rank has no thread of that kind or several.
     """
     threads = [thread for thread in others(waiting) if thread.tid == tid][:1]
     return only(o for o in others(rank) for thread in threads if _runs(o) == _runs(thread))
 
 
 def _runs(thread: ThreadStack) -> tuple[str, str]:
-    """The file and function of the user's that a thread was started for."""
+    """The user's file and function that a thread was started for."""
     outermost = user_frames(thread.frames)[-1]
     return outermost.file, outermost.function
 
@@ -171,9 +171,9 @@ def _runs(thread: ThreadStack) -> tuple[str, str]:
 def missing_thread(
     rank: RankSnapshot, peers: Sequence[RankSnapshot], sources: Mapping[str, str]
 ) -> Link | None:
-    """The thread that most peers have and this rank has not, and what has ended it.
+    """The thread that most peers have and this rank lacks, and the exception that ended it.
 
-    Or one that an exception has ended in a file that the wait is in, too.
+    Or a thread that an exception ended, in a file that the wait is in too.
     """
     program = program_thread(rank)
     here = {frame.file for frame in user_frames(program.frames)} if program else set()
@@ -226,18 +226,18 @@ def other_thread(
 ) -> Link | None:
     """The one other thread of a rank that is in the user's code, and where no peer's thread is."""
     usual = {_at(thread) for peer in peers for thread in others(peer)}
-    apart = only(thread for thread in others(rank) if _at(thread) not in usual)
-    return of_thread(apart, sources) if apart is not None else None
+    unusual = only(thread for thread in others(rank) if _at(thread) not in usual)
+    return of_thread(unusual, sources) if unusual is not None else None
 
 
 def _at(thread: ThreadStack) -> tuple[str, int]:
-    """The line of the user's that a thread is at."""
+    """The user's line that a thread is at."""
     innermost = user_frames(thread.frames)[0]
     return innermost.file, innermost.line
 
 
 def missing_child(rank: RankSnapshot, peers: Sequence[RankSnapshot]) -> Link | None:
-    """The process that all peers have and this rank has not, by what was started."""
+    """The process that all peers have and this rank lacks, by its command."""
     mine = Counter(child.command for child in _children(rank))
     theirs = [Counter(child.command for child in _children(peer)) for peer in peers]
     common = set.intersection(*map(set, theirs)) if theirs else set()
@@ -247,7 +247,7 @@ def missing_child(rank: RankSnapshot, peers: Sequence[RankSnapshot]) -> Link | N
 
 
 def only_child(rank: RankSnapshot, sources: Mapping[str, str]) -> Link | None:
-    """The one process that a rank has started, or the one of several that is in the user's code."""
+    """The only process that a rank started, or the only one of several in the user's code."""
     children = {child.pid: (child, _site_of_child(child, sources)) for child in _children(rank)}
     known = [*children.values()]
     found = only(known if len(known) == 1 else (pair for pair in known if pair[1] is not None))
@@ -256,12 +256,12 @@ def only_child(rank: RankSnapshot, sources: Mapping[str, str]) -> Link | None:
     child, site = found
     waits_for = by_kernel(child.process.wchan)[1]
     if child.process.state[:1] in ("T", "t"):
-        waits_for = "somebody to continue it: it is stopped"
+        waits_for = "a SIGCONT: it is stopped"
     return Link(f"process {child.pid}", site, waits_for, child.command)
 
 
 def _site_of_child(child: Child, sources: Mapping[str, str]) -> Site | None:
-    """The line of the user's that a process is at, without those of its parent when it forked."""
+    """The user's line that a process is at, without the frames of its parent at the fork."""
     thread = main_thread(child.threads, child.pid)
     frames = thread.frames if thread else ()
     own = takewhile(lambda frame: not frame.file.endswith(_PROCESS), frames)
@@ -269,5 +269,5 @@ def _site_of_child(child: Child, sources: Mapping[str, str]) -> Site | None:
 
 
 def _children(rank: RankSnapshot) -> Iterator[Child]:
-    """The processes that a rank has started, without those that Python keeps for itself."""
+    """The processes that a rank started, without Python's own helpers."""
     return (child for child in rank.children if not _OF_PYTHON.search(child.command))

@@ -1,4 +1,4 @@
-"""Finds what a rank outside all collectives waits for, by its stack, its line and the kernel."""
+"""Finds the wait of a rank outside all collectives, by its stack, its line and the kernel."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ _FUTEX = "futex"
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A wait. what: ``the lock `self.lock```; call: of Python's own, ``queue.get``."""
+    """A wait. what: ``the lock `self.lock```; call: a call of Python's library, ``queue.get``."""
 
     on: On
     what: str = ""
     call: str = ""
     link: Link | None = None
     until: Site | None = None
-    """The loop that goes on until something has come about, or what is tried again and again."""
+    """The loop that runs until a condition holds, or the statement that is retried."""
     instead: Setter | None = None
-    """The line at which a key of nearly that name was set."""
+    """The line at which a key with nearly that name was set."""
 
 
 _PYTHON = re.compile(
     r"/python3(?:\.\d+)?t?/(threading|queue|selectors|subprocess|multiprocessing/\w+"
     r"|concurrent/futures/\w+|asyncio/\w+)\.py$"
 )
-"""Modules by which threads and processes of a program wait for each other."""
+"""Modules in which threads and processes of a program wait for each other."""
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _CHILDREN = re.compile(r"^(?:multiprocessing|concurrent\.futures\.process)\b")
 _LIBRARIES = (
@@ -77,7 +77,7 @@ _LIBRARIES = (
         "data from a socket",
     ),
 )
-"""Files of libraries, and what is waited for within them."""
+"""Files of libraries, with the kind of a wait in them and its object."""
 _SLEEPS = re.compile(r"\bsleep\(")
 _ASKS = re.compile(r"(?<![\w.])input\(")
 
@@ -88,7 +88,7 @@ def blocked(
     sources: Mapping[str, str],
     program: Program,
 ) -> Blocked | None:
-    """The wait of the program of a rank; None where nothing shows one."""
+    """The wait of the program of a rank; None if nothing shows one."""
     thread = program_thread(rank)
     if thread is None or not thread.frames:
         return None
@@ -103,10 +103,10 @@ def blocked(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A look at the thread of a rank that trains.
+    """The training thread of a rank, and the ways to find its wait.
 
-    inside: the frames of libraries within the user's line, which is ``site``.
-    wchan: the kernel function in which it sleeps, empty where that is not known.
+    inside: the frames of libraries below the user's line, which is ``site``.
+    wchan: the kernel function in which it sleeps, empty if it is not known.
     """
 
     rank: RankSnapshot
@@ -118,7 +118,7 @@ class _Look:
     wchan: str
 
     def for_lock(self) -> Blocked | None:
-        """By a lock that its line takes, and the only other thread that is in a block of it."""
+        """The wait for a lock that its line takes, with the only other thread that holds it."""
         lock = self._lock_taken(self.site)
         may_take = _call(self.inside) in ("", "threading.acquire", "threading.__enter__")
         asleep = not self.wchan or self.wchan.startswith(_FUTEX)
@@ -130,7 +130,7 @@ class _Look:
         return Blocked(On.LOCK, f"the lock `{lock}`", link=link)
 
     def by_library(self) -> Blocked | None:
-        """By the function that it has called."""
+        """The wait in a function of a library that it called."""
         for pattern, on, what in _LIBRARIES:
             if any(pattern.search(frame.file) for frame in self.inside):
                 return Blocked(on, what)
@@ -152,7 +152,7 @@ class _Look:
         return None
 
     def by_line(self) -> Blocked | None:
-        """By the text of its line."""
+        """The wait that the text of its line shows."""
         if self.inside or self.site is None:
             return None
         text = self.site.source or ""
@@ -168,7 +168,7 @@ class _Look:
         return Blocked(On.SLEEP, "time to pass", until=self._at(node) if node else None)
 
     def by_loop(self) -> Blocked | None:
-        """By a loop of its function in which nothing is for other ranks.
+        """The wait in a loop of its function that does not communicate.
 
         The inside of a package is not known.
         """
@@ -179,7 +179,7 @@ class _Look:
         return Blocked(On.LOOP, until=self._at(node))
 
     def by_kernel(self) -> Blocked | None:
-        """By the function of the kernel that it sleeps in."""
+        """The wait in the kernel function that it sleeps in."""
         on, what = by_kernel(self.wchan)
         link = only_child(self.rank, self.sources) if on is On.CHILD else None
         return Blocked(on, what, link=link) if on is not None else None
@@ -187,7 +187,7 @@ class _Look:
     def _lock_taken(self, site: Site | None) -> str:
         """The lock that a line waits to take, as it is written there; empty where it does not.
 
-        It is one by its name, or by a value that the name is given in the file.
+        Its name shows that it is a lock, or a value assigned to the name in the file.
         """
         match = _TAKEN.match((site.source if site else None) or "")
         if match is None or site is None:

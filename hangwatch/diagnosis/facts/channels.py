@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hangwatch.diagnosis.facts.job import Job, is_minority
+from hangwatch.diagnosis.facts.job import Job, at_most_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, WaitPoint
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import OpRecord
@@ -14,7 +14,7 @@ MAX_SENDERS = 4096
 
 
 def turn(job: Job, rank: int, position: int) -> tuple[int, int]:
-    """(calls like it under way before it, calls like it ever made before it or -1)."""
+    """(unfinished calls like it before it, all calls like it before it or -1)."""
     gid, record = job.ops[rank][position]
     alike = [
         earlier
@@ -46,9 +46,9 @@ def is_posted(job: Job, wait_point: Channel, peer: int) -> bool:
 
 
 def is_guessed(job: Job, wait_point: Channel) -> bool:
-    """Return True if a peer may have made the call that is_posted() misses, for all that is known.
+    """Return True if a peer may have made the call that is_posted() does not find.
 
-    It waits for none of its calls, so that complete and incomplete ones look alike.
+    It waits for none of its calls, so complete and incomplete calls look the same.
     """
     calls = _in_group(job, wait_point.peer, wait_point.gid)
     return not _is_whole(calls) and _forgets(_answering(calls, wait_point))
@@ -61,15 +61,15 @@ def senders(job: Job, wait_point: Channel) -> tuple[int, ...]:
 
 
 def sending(job: Job, wait_point: Channel, peer: int) -> int:
-    """The number of messages for a recv from any source that ``peer`` has under way."""
+    """The number of unreceived messages of ``peer`` for a recv from any source."""
     return _under_way(_answering(_in_group(job, peer, wait_point.gid), wait_point))
 
 
 def sent(job: Job, wait_point: Channel, ranks: Sequence[int]) -> dict[int, int]:
     """The number of messages for a recv that each of some ranks has sent since one moment.
 
-    Ever, where that is known; else since the first collective that all of them have on
-    record. Empty where their rings have no such moment in common.
+    That is the start, if all is known, or the first collective that is on record for all of them.
+    Empty if their rings have no common moment.
     """
     known = all(r in job.ranks and _is_whole(_in_group(job, r, wait_point.gid)) for r in ranks)
     since = dict.fromkeys(ranks, 0) if known else _first_in_common(job, ranks)
@@ -80,11 +80,11 @@ def sent(job: Job, wait_point: Channel, ranks: Sequence[int]) -> dict[int, int]:
 
 
 def fewest(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """At most half of the ranks: they have all sent less than the others, which sent alike."""
+    """At most half of the ranks: all sent fewer than the others, which sent the same number."""
     least = min(counts.values(), default=0)
     behind = tuple(rank for rank, count in counts.items() if count == least)
     others = {count for count in counts.values() if count != least}
-    return behind if is_minority(behind, counts) and len(others) == 1 else ()
+    return behind if at_most_half(behind, counts) and len(others) == 1 else ()
 
 
 def _first_in_common(job: Job, ranks: Sequence[int]) -> dict[int, int]:
@@ -123,7 +123,7 @@ def _under_way(calls: Sequence[OpRecord]) -> int:
     """Count the calls that are not complete.
 
     A call that no thread waits for stays ISSUED when it is complete, unless a device runs it.
-    Where some were waited for, the ISSUED ones are yet to be.
+    If some were waited for, the ISSUED calls are not complete.
     """
     forgets = _forgets(calls)
     return sum(

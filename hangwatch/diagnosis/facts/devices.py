@@ -1,18 +1,16 @@
-"""Finds the call that the device of a rank is at: its program runs ahead.
+"""Finds the call that the device of a rank is at, behind its program.
 
-The program enqueues calls, often many and in several groups, and the device runs them
-in that order: it is at the oldest that is unfinished. A call that is enqueued behind
-that has not arrived. A device that is at no call, although it has work, is stuck itself:
+The program enqueues calls, often many and in several groups, and the device runs them in that
+order: it is at the oldest unfinished one, and has not reached the calls behind it. A device with
+queued work that is at no call is itself stuck:
 
-- others have completed a call that needs every rank, and it has not: its device ran no
-  further, or can no longer report it (after an error no event completes). Not where members came
-  with different calls: NCCL pairs them all the same, and lets the one that needs less go;
-- it has begun none of its calls: the device says so itself (beacons), or the
-  recorder takes these times. The program's calls are not late then, but work that it enqueued
-  before them;
-- all are at one call, and its program alone has stopped enqueuing what follows:
-  after an error of the device the program gets no further either. Not where all are
-  known to have begun it.
+- others have completed a call that needs every rank, and this device has not: it stopped, or can
+  no longer report (after an error no event completes). This does not hold if members entered
+  different calls: NCCL pairs them nevertheless, and releases the rank that needs less;
+- it has begun none of its calls, as its beacons or the times of the recorder show. Then earlier
+  work of the program is late, and not the calls;
+- all are at one call, and only the program of this device stopped enqueuing more: after an error of
+  the device the program stops too. This does not hold if all are known to have begun the call.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch.diagnosis.facts.job import Job
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import Channel, Slot, Wait, WaitPoint
 from hangwatch.model.operations import OPERATIONS
 
 
 class Stuck(NamedTuple):
     """The evidence that the device of a rank is stuck itself."""
 
-    place: Place | None
-    """The place that it has not run, or not alone; None for a point-to-point call."""
+    slot: Slot | None
+    """The slot that it has not run, or not alone; None for a point-to-point call."""
     sure: bool
     """False where only its program shows it, by having stopped."""
 
@@ -53,10 +51,10 @@ def oldest(job: Job, rank: int) -> list[int]:
 
 
 def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
-    """The waits that count: at the calls of devices, and the only ones that lead to a rank.
+    """The waits that count: at the current calls of devices, and waits that alone lead to a rank.
 
-    A call that is enqueued behind the one that a device is at waits for no rank yet. But it may
-    be all that leads to a rank which has run everything, and issues nothing more.
+    A call that is enqueued behind the current call of a device waits for no rank yet. But it may
+    be the only one that leads to a rank which has run everything and issues nothing more.
     """
     if not job.devices:
         return list(waits)
@@ -64,7 +62,7 @@ def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait
     behind: list[Wait] = []
     for wait in waits:
         if wait.rank not in stuck:
-            is_behind = wait.apart and wait.record is not None and wait.record.device
+            is_behind = wait.in_thread and wait.record is not None and wait.record.device
             (behind if is_behind else now).append(wait)
     if not behind:
         return now
@@ -80,7 +78,7 @@ def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait
 
 def _lacking(job: Job, wait_point: WaitPoint, stuck: Collection[int]) -> set[int]:
     """The members that have not issued a call, or that will not run it."""
-    if not isinstance(wait_point, Place):
+    if not isinstance(wait_point, Slot):
         return set()
     return {
         member
@@ -101,29 +99,29 @@ def are_untimed(waits: Collection[Wait]) -> bool:
 def stuck_devices(job: Job, disputed: Mapping[int, int]) -> dict[int, Stuck]:
     """Ranks whose device is stuck itself.
 
-    disputed: gid to the first place where its members came with different calls.
+    disputed: gid to the first slot where its members came with different calls.
     """
 
-    def is_disputed(place: Place) -> bool:
-        return place.seq >= disputed.get(place.gid, math.inf)
+    def is_disputed(slot: Slot) -> bool:
+        return slot.seq >= disputed.get(slot.gid, math.inf)
 
-    at: dict[int, Place] = {}
+    at: dict[int, Slot] = {}
     found: dict[int, Stuck] = {}
     for rank, positions in job.devices.items():
         gid, record = job.ops[rank][oldest(job, rank)[0]]
-        here = None if record.p2p else Place(gid, record.seq)
+        here = None if record.p2p else Slot(gid, record.seq)
         if here is not None and not is_disputed(here):
             at[rank] = here
         unfinished = [job.ops[rank][position] for position in positions]
-        first: dict[int, Place] = {}
+        first: dict[int, Slot] = {}
         for gid, record in unfinished:
             if not record.p2p:
-                first.setdefault(gid, Place(gid, record.seq))
-        places = (place for place in first.values() if not is_disputed(place))
-        place = next((place for place in places if _outrun(job, rank, place, here)), None)
+                first.setdefault(gid, Slot(gid, record.seq))
+        slots = (slot for slot in first.values() if not is_disputed(slot))
+        slot = next((slot for slot in slots if _outrun(job, rank, slot, here)), None)
         # A device that has begun none of its unfinished calls is busy with something else.
-        if place is not None or all(record.begun is False for _, record in unfinished):
-            found[rank] = Stuck(place or here, sure=True)
+        if slot is not None or all(record.begun is False for _, record in unfinished):
+            found[rank] = Stuck(slot or here, sure=True)
     return found | _silent(job, at, found)
 
 
@@ -132,53 +130,54 @@ def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
 
     Where no rank waits for any of them, there is none to compare them with either.
     """
-    at: dict[Place | None, set[int]] = defaultdict(set)
+    at: dict[Slot | None, set[int]] = defaultdict(set)
     for rank, evidence in stuck.items():
-        at[evidence.place].add(rank)
+        at[evidence.slot].add(rank)
     return {
         rank: evidence
         for rank, evidence in stuck.items()
-        if (place := evidence.place) is None or not at[place] >= {*job.members(place.gid)}
+        if (slot := evidence.slot) is None or not at[slot] >= {*job.members(slot.gid)}
     }
 
 
 def not_passed(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
     """The stuck devices that are not behind all others.
 
-    One that has not run what is complete elsewhere, and that no rank waits for, waits itself.
+    A device that has not run a call that is complete elsewhere, and that no rank waits for, is
+    itself waiting.
     """
     return {
         rank: evidence
         for rank, evidence in stuck.items()
-        if (place := evidence.place) is None
-        or not any(job.passed(member, place) for member in job.members(place.gid))
+        if (slot := evidence.slot) is None
+        or not any(job.passed(member, slot) for member in job.members(slot.gid))
     }
 
 
-def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
-    """Return True if others have completed a place that this rank has not, or none has to.
+def _outrun(job: Job, rank: int, slot: Slot, here: Slot | None) -> bool:
+    """Return True if others have completed a slot that this rank has not, or none has to.
 
-    here: the place that its device is at.
+    here: the slot that its device is at.
     """
-    record = job.record(rank, place)
-    others = [member for member in job.members(place.gid) if member != rank]
-    past = [member for member in others if job.passed(member, place)]
+    record = job.record(rank, slot)
+    others = [member for member in job.members(slot.gid) if member != rank]
+    past = [member for member in others if job.passed(member, slot)]
     if not others:
-        return place == here
+        return slot == here
     operation = OPERATIONS.get(record.wire) if record is not None else None
     if operation is not None and operation.needs_all:
         return bool(past)
     return len(past) == len(others)
 
 
-def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:
-    """The members that are at one place with all others, and enqueued less than some of them."""
+def _silent(job: Job, at: Mapping[int, Slot], stuck: Collection[int]) -> dict[int, Stuck]:
+    """The members that are at one slot with all others, and enqueued less than some of them."""
     found: dict[int, Stuck] = {}
-    for place in dict.fromkeys(at.values()):
-        members = job.members(place.gid)
-        if any(at.get(member) != place or member in stuck for member in members):
+    for slot in dict.fromkeys(at.values()):
+        members = job.members(slot.gid)
+        if any(at.get(member) != slot or member in stuck for member in members):
             continue
-        if all((call := job.record(rank, place)) and call.begun for rank in members):
+        if all((call := job.record(rank, slot)) and call.begun for rank in members):
             continue  # each device is in the call itself, whatever its program is at
         furthest: dict[int, int] = defaultdict(int)
         for rank in members:
@@ -190,5 +189,5 @@ def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[i
             if any(job.reached[g].get(rank, 0) < furthest[g] for g in job.progress.get(rank, {}))
         ]
         if len(behind) < len(members):
-            found.update(dict.fromkeys(behind, Stuck(place, sure=False)))
+            found.update(dict.fromkeys(behind, Stuck(slot, sure=False)))
     return found

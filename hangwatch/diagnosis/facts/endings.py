@@ -1,8 +1,8 @@
-"""Finds how ranks ended, and whether by themselves or because another one did.
+"""Finds how ranks ended, and the ranks that ended only because of another one.
 
-The exit code of a rank says little: a peer of a dead rank dies of a connection error, the
+The exit code of a rank says little: a peer of a dead rank fails with a connection error, the
 launcher ends the rest, gloo aborts the rank with the smaller buffer. The order in which ranks
-ended counts, and the calls that they were in.
+ended, and the calls that they were in, say more.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class How(StrEnum):
     """The ways in which a rank ends."""
 
     CLEAN = "clean"
-    """Its program came to its end."""
+    """Its program reached its end."""
     RAISED = "raised"
     SIGNAL = "signal"
     EXIT_CODE = "exit_code"
     LOST = "lost"
     """Its node is gone."""
     GONE = "gone"
-    """It is gone, and it is not known how."""
+    """It is gone; its exit status is unknown."""
 
 
 class Cause(StrEnum):
     """The causes of the end of a rank."""
 
     OWN = "own"
-    """By itself: nothing that happened elsewhere is known to explain it."""
+    """Its own failure: nothing known elsewhere explains it."""
     ECHO = "echo"
-    """It raised, or aborted, out of a collective because a peer was gone or stuck."""
+    """An effect: it raised or aborted in a collective because a peer was gone or stuck."""
     TERMINATED = "terminated"
     """The launcher or a person ended it."""
 
@@ -73,13 +73,13 @@ class Ending:
     abort: ExceptionRecord | None = None
     """The exception of C++ that aborted it, where that is known."""
     in_shutdown: bool = False
-    """It had come to the end of its program before."""
+    """It had reached the end of its program before."""
     contested: bool = False
     """A peer was thrown out of a collective just before this end was seen."""
 
     @property
     def is_failure(self) -> bool:
-        """Return True if the rank ended by itself, before its program came to its end."""
+        """Return True if the rank itself failed, before the end of its program."""
         return self.cause is Cause.OWN and self.how is not How.CLEAN
 
 
@@ -183,7 +183,7 @@ def _excuse_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
     own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
     ages = [e.age_s for r, e in own.items() if e.how in known and not _thrown_out_of(job, r, e)]
     if job.snapshot.ended and ages:
-        # Of a rank that went unseen the last sign of life is known.
+        # For an unobserved rank the last sign of life is known.
         least_s = max(ages) + NOTICED_S
         unseen = [rank for rank, e in own.items() if e.how is How.GONE and e.age_s < least_s]
         _attribute(ends, unseen, Cause.TERMINATED)
@@ -192,7 +192,7 @@ def _excuse_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
 def _suspect_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
     """Doubt clean ends where no failure was seen, as in a job that was short.
 
-    A rank that came to the end of its program may have failed there as well.
+    A rank that reached the end of its program may have failed there.
     """
     bad = [end for end in ends.values() if end.how is not How.CLEAN]
     if not job.snapshot.exit_code or not bad or any(end.how is not How.GONE for end in bad):
@@ -204,7 +204,7 @@ def _suspect_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
 
 def _blame_a_vague_error(job: Job, ends: dict[int, Ending]) -> None:
     """Blame the rank whose error may be its own, where none is known to have failed by itself."""
-    vague = [
+    unclear = [
         rank
         for rank, end in ends.items()
         if end.cause is Cause.ECHO
@@ -212,8 +212,8 @@ def _blame_a_vague_error(job: Job, ends: dict[int, Ending]) -> None:
         and not _names_a_peer(job, rank, end.exception)
         and last_call(job, rank) is None
     ]
-    if len(vague) == 1 and len(ends) > 1:
-        _attribute(ends, vague, Cause.OWN)
+    if len(unclear) == 1 and len(ends) > 1:
+        _attribute(ends, unclear, Cause.OWN)
 
 
 def _find_echoes(job: Job, ends: dict[int, Ending]) -> None:
@@ -246,10 +246,10 @@ def _find_echoes(job: Job, ends: dict[int, Ending]) -> None:
 
 
 def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], ends: dict[int, Ending]) -> None:
-    """Find the ranks that raised for that amid collectives of C++, such as those of backward.
+    """Find the ranks that raised because of a peer in a collective of C++, as in backward.
 
-    It is not recorded if they raised out of one. But they had issued one that a member never came
-    to which had ended before.
+    It is not recorded if they raised in one. But they had issued one that a member never entered
+    which had ended before.
     """
     known = dict(ends)
     behind: dict[int, tuple[list[int], list[float]]] = {}
@@ -399,14 +399,14 @@ def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:
         return None
     call = last_call(job, rank)
     if end.how is How.EXIT_CODE and call is not None and call.state is OpState.FAILED:
-        return call  # it has caught what the collective raised
+        return call  # it has caught the exception of the collective
     return call if end.how in (How.RAISED, How.SIGNAL) else None
 
 
 def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     process = rank.process
     over = rank.phase in (Phase.EXITED, Phase.RAISED)
-    # Two machines may share a hostname: what is seen alive is not on the lost one.
+    # Two machines may share a hostname: a rank that is seen alive is not on the lost one.
     if process.alive and not over and rank.exception is None:
         return None
     aborted = signal.SIGABRT if rank.abort is not None else None
@@ -429,7 +429,7 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
 
 
 def _with_what_was_thrown(rank: RankSnapshot, job: Job) -> ExceptionRecord | None:
-    """Its exception, with the one that its last call has raised among those that led to it."""
+    """Its exception, with the one that its last call raised among its causes."""
     error = rank.exception
     if error is None or not _thrown_by_last_call(job, rank.rank, error):
         return error
@@ -494,9 +494,9 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS or exception.sent in _ENDED_BY:
             return Cause.TERMINATED
-        vague = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
-        vague = vague and _was_communicating(job, rank)
-        return Cause.ECHO if vague or _names_a_peer(job, rank.rank, exception) else Cause.OWN
+        unclear = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
+        unclear = unclear and _was_communicating(job, rank)
+        return Cause.ECHO if unclear or _names_a_peer(job, rank.rank, exception) else Cause.OWN
     if how is How.SIGNAL and rank.abort is not None and _thrown_by(rank.abort) is not None:
         return Cause.ECHO if _is_of_time_out(rank.abort) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END

@@ -1,11 +1,11 @@
-"""Failures of the GPU of a rank, and what they explain.
+"""Failures of the GPU of a rank, and their effects.
 
 The numbers of the driver's errors (Xid) are those of NVIDIA's catalogue:
 https://docs.nvidia.com/deploy/xid-errors/
 
-A failure blames no rank by itself: ranks with sound counters go on with a GPU that had an error
-an hour ago. It explains why a rank that others wait for does not come, and which one of the ranks
-that are all in one collective keeps it from completing.
+A failure alone does not blame a rank, which may still work on a GPU that had an error an hour ago.
+It explains why a rank that others wait for does not come, and which of the ranks in a collective
+keeps it from completing.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from hangwatch.model.kinds import GpuHealth
 
 
 class Weight(IntEnum):
-    """The evidence of an Xid for a fault of the GPU; the greater, the surer."""
+    """Strength of the evidence for a fault of the GPU, weakest first."""
 
     NOTE = auto()
-    """The GPU works on."""
+    """No failure is known."""
     PROGRAM = auto()
-    """The program's kernels on the GPU have ended; mostly by an error of its own."""
+    """The program's kernels on the GPU have ended, mostly by an error of the program."""
     HARDWARE = auto()
     """The GPU, its memory or its links have failed, or the firmware on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """An Xid for people."""
+    """The text on an error of a GPU."""
 
     weight: Weight
     what: str
     """To follow ``which``."""
     detail: str
-    """A sentence on what it means, and what helps."""
+    """Sentences on its meaning and on remedies."""
 
 
 _NOTE, _PROGRAM, _HARDWARE = Weight.NOTE, Weight.PROGRAM, Weight.HARDWARE
@@ -46,8 +46,8 @@ XIDS: dict[int, Meaning] = {
     79: Meaning(
         _HARDWARE,
         "has fallen off the bus",
-        "The driver cannot reach it over PCI Express any more: power, heat, the slot or the GPU "
-        "itself. It comes back with a reboot, if at all.",
+        "The driver lost contact with it over PCI Express (power, heat, the slot or the GPU "
+        "itself). A reboot is usually needed.",
     ),
     95: Meaning(
         _HARDWARE,
@@ -58,8 +58,8 @@ XIDS: dict[int, Meaning] = {
     48: Meaning(
         _HARDWARE,
         "has an uncorrectable memory error",
-        "A double-bit ECC error: what was in that memory is lost. It has to be reset; if that "
-        "happens again, replaced.",
+        "A double-bit ECC error: data in its memory is lost. It has to be reset; if this happens "
+        "again, replaced.",
     ),
     140: Meaning(
         _HARDWARE,
@@ -69,14 +69,14 @@ XIDS: dict[int, Meaning] = {
     64: Meaning(
         _HARDWARE,
         "cannot remap a bad row of its memory",
-        "The repair of a memory error could not be recorded. It has to be reset; if that happens "
+        "The repair of a memory error could not be recorded. It has to be reset; if this happens "
         "again, replaced.",
     ),
     94: Meaning(
         _HARDWARE,
         "has a contained memory error",
-        "An uncorrectable error of its memory hit this program alone, whose work on it has "
-        "ended. The program has to be started anew.",
+        "An uncorrectable error of its memory hit only this program, whose work on it has "
+        "ended. Restart the program.",
     ),
     119: Meaning(
         _HARDWARE,
@@ -103,31 +103,31 @@ XIDS: dict[int, Meaning] = {
     ),
     31: Meaning(
         _PROGRAM,
-        "has met an illegal address",
+        "has reported an access to an illegal address",
         "A kernel accessed memory that is not its own, mostly an error of the program: "
         "compute-sanitizer finds it.",
     ),
     13: Meaning(
         _PROGRAM,
-        "has met an exception in a kernel",
+        "has reported an exception in a kernel",
         "A kernel did something that is not allowed, such as an index out of bounds, mostly an "
         "error of the program: compute-sanitizer finds it.",
     ),
     43: Meaning(
         _PROGRAM,
-        "has ended a program's kernels",
-        "The program's work met an error and was stopped; the GPU itself is sound.",
+        "has stopped a program's kernels",
+        "The program's work had an error and was stopped; the GPU itself is healthy.",
     ),
     45: Meaning(
         _PROGRAM,
         "has cleaned up after a program",
         "The work of a program was removed after an earlier error, or because it was killed: "
-        "this follows from something else.",
+        "this is the effect of something else.",
     ),
     109: Meaning(
         _PROGRAM,
         "could not switch between programs in time",
-        "A kernel did not make way. It may be the program, the driver or the GPU.",
+        "A kernel did not yield. The program, the driver or the GPU may be at fault.",
     ),
     63: Meaning(
         _NOTE,
@@ -140,7 +140,7 @@ XIDS: dict[int, Meaning] = {
         "The errors are corrected, but the memory may fail.",
     ),
 }
-"""The gravest first."""
+"""The gravest error first."""
 
 _UNKNOWN = Meaning(
     Weight.NOTE, "has reported an error", "NVIDIA's catalogue of Xid errors says what it means."
@@ -153,22 +153,26 @@ def meaning(number: int) -> Meaning:
 
 
 MARGIN_S = 60.0
-"""An error may come so long before a rank waits: the program runs ahead of its device."""
+"""The most time from an error to the wait of a rank: a program runs ahead of its device."""
 _ORDER = {number: place for place, number in enumerate(XIDS)}
-_HEALTH = {
-    GpuHealth.LOST: (
+HEALTH = {
+    GpuHealth.LOST: Meaning(
+        _HARDWARE,
         "has fallen off the bus",
-        "NVML cannot reach it any more. It comes back with a reboot, if at all.",
+        "NVML lost contact with it; a reboot is usually needed.",
     ),
-    GpuHealth.RESET_REQUIRED: (
+    GpuHealth.RESET_REQUIRED: Meaning(
+        _HARDWARE,
         "has to be reset",
-        "NVML says that it cannot be used before that.",
+        "NVML reports that it cannot be used before that.",
     ),
-    GpuHealth.SILENT: (
-        "NVML gets no answer of",
-        "The driver may be stuck with it.",
+    GpuHealth.SILENT: Meaning(
+        _NOTE,
+        "no longer responds to NVML",
+        "The driver may be stuck.",
     ),
 }
+"""The states of a GPU that is not well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +184,30 @@ class Fault:
     what: str
     """``GPU 3, which has fallen off the bus (Xid 79)``."""
     detail: str
-    """A sentence or two."""
+    """Sentences on its meaning and on remedies."""
     sure: bool
-    """Hardware has failed; else its program may have made the error."""
+    """Hardware has failed; otherwise the program may have made the error."""
+
+
+def gpu_name(gpu: GpuState) -> str:
+    """``GPU 3``, ``a MIG device of GPU 3``."""
+    return f"{'a MIG device of ' if gpu.parent else ''}GPU {gpu.index}"
 
 
 def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
     """The gravest fault of a GPU, None if it has none within ``within_s``."""
     if gpu is None:
         return None
-    name = f"{'a MIG device of ' if gpu.parent else ''}GPU {gpu.index}"
+    name = gpu_name(gpu)
     recent = [xid.number for xid in gpu.xids if seconds(xid.age_s) <= within_s]
     recent.sort(key=lambda number: (_ORDER.get(number, len(_ORDER)), number))
     worst = next((number for number in recent if meaning(number).weight > Weight.NOTE), None)
     hard = worst is not None and meaning(worst).weight is Weight.HARDWARE
-    health = _HEALTH.get(gpu.health)
-    if health is not None and gpu.health is not GpuHealth.SILENT:
+    health = HEALTH.get(gpu.health)
+    if health is not None and health.weight is Weight.HARDWARE:
         named = f" (Xid {worst})" if worst is not None and hard else ""
-        detail = meaning(worst).detail if worst is not None and hard else health[1]
-        return Fault(name, f"{name}, which {health[0]}{named}", detail, sure=True)
+        detail = meaning(worst).detail if worst is not None and hard else health.detail
+        return Fault(name, f"{name}, which {health.what}{named}", detail, sure=True)
     ecc_s = gpu.ecc_uncorrected_age_s
     if not hard and gpu.ecc_uncorrected_new > 0 and (ecc_s is None or seconds(ecc_s) <= within_s):
         count = gpu.ecc_uncorrected_new
@@ -213,5 +222,5 @@ def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
         error = meaning(worst)
         return Fault(name, f"{name}, which {error.what} (Xid {worst})", error.detail, sure=hard)
     if health is not None:
-        return Fault(name, f"{name}, which {health[0]}", health[1], sure=False)
+        return Fault(name, f"{name}, which {health.what}", health.detail, sure=False)
     return None

@@ -1,4 +1,4 @@
-"""The usual order of a program's calls, from the rings of its ranks, and what is marked there."""
+"""The usual order of a program's calls, from the rings and the marks of its ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 _T = TypeVar("_T")
 MOST_BEFORE = 40
-"""Calls before one that show whether it is usual there."""
+"""Number of calls before a call that show if it is usual there."""
 ENOUGH_SENT = 4
 """Messages of a line that have gone elsewhere: two rounds of one to each of two neighbours."""
 PEER = "peer"
 """The difference where a message goes to another rank than the one that waits for it."""
 MAX_SHIFT = 8
-"""Calls that a rank left out, or made more."""
+"""Most calls that a rank skipped, or made in excess."""
 
 
 class Step(NamedTuple):
@@ -29,9 +29,9 @@ class Step(NamedTuple):
     file: str = ""
     line: int = 0
     size: str = ""
-    """Of a call that C++ issued, which has no line; of new_group the group that it makes."""
+    """The size, for a call that C++ issued, which has no line; for new_group the group."""
     kind: str = ""
-    """Of its group, where that counts: how it is described, else how large it is."""
+    """The description of its group, or its size, if the group matters."""
 
 
 Call = tuple[int, int, Step]
@@ -47,10 +47,10 @@ def step(record: OpRecord, kind: str = "", group: str = "") -> Step:
 
 
 def next_of(job: Job, rank: int, calls: Collection[Call]) -> set[Call]:
-    """Return the calls of these that the rank used to make next; none if that is not known.
+    """Return the calls among these that the rank used to make next; none if that is not known.
 
-    Of all its calls only these count, so that those of another thread at the same time do
-    not matter.
+    Its other calls are ignored, so that the calls of another thread at the same time do not
+    matter.
     """
     done = [call for pair in job.ops.get(rank, ()) if (call := call_of(*pair)) in calls]
     return expected(done) or set()
@@ -93,9 +93,9 @@ def expected(
 
 
 def shift(mine: Mapping[int, _T], theirs: Mapping[int, _T], least: int) -> int | None:
-    """The number of places by which the first is ahead of the second (behind if negative).
+    """The number of slots by which the first is ahead of the second (behind if negative).
 
-    Both by place. All that are known have to agree, so shifted, and at least so many; None
+    Both by slot. All that are known have to agree, so shifted, and at least so many; None
     where they do not.
     """
     for count in range(1, MAX_SHIFT + 1):
@@ -131,7 +131,7 @@ def messages_between(job: Job, rank: int, peer: int) -> int:
 
 
 def has_left_out(job: Job, point: Channel) -> bool:
-    """Return True if the peer of a message has left out its part, which it always made there."""
+    """Return True if the peer of a message skipped its part, which it always made there."""
     wire = "recv" if point.sends else "send"
     made = [
         (call_of(gid, one), one.p2p and one.wire.startswith(wire) and one.peer == point.waiter)
@@ -151,7 +151,7 @@ def made_before(job: Job, rank: int, record: OpRecord) -> bool:
 
 
 def has_history(job: Job, wait: Wait) -> bool:
-    """Return True if the calls of a rank before it waited, or before such calls, are known."""
+    """Return True if the calls of a rank before its wait, or before the given calls, are known."""
     made = sum(group.enqueued + group.p2p for group in job.progress.get(wait.rank, {}).values())
     return len(job.ops.get(wait.rank, ())) >= made or is_usual_wait(job, wait) is not None
 

@@ -13,25 +13,25 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 
 from hangwatch.diagnosis.facts.namesakes import distinguish
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import MAX_WORLD
 from hangwatch.model.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 
 
-def is_minority(part: Sized, whole: Sized) -> bool:
-    """True of some, and at most half: of two halves only one has left the common program."""
+def at_most_half(part: Sized, whole: Sized) -> bool:
+    """Return True if a part is at most half, and not empty."""
     return 0 < 2 * len(part) <= len(whole)
 
 
-def is_half(part: Sized, whole: Sized) -> bool:
-    """True of at least half."""
+def at_least_half(part: Sized, whole: Sized) -> bool:
+    """Return True if a part is at least half."""
     return 2 * len(part) >= len(whole)
 
 
 def is_majority(part: Sized, whole: Sized) -> bool:
-    """True of more than half."""
+    """Return True if a part is more than half."""
     return 2 * len(part) > len(whole)
 
 
@@ -55,7 +55,7 @@ class Job:
     guessed: set[int] = field(default_factory=set)
     """The gids of groups that are one on all ranks by clocks alone."""
     reached: list[dict[int, int]] = field(default_factory=list)
-    """gid to rank to the last place that it entered."""
+    """gid to rank to the last slot that it entered."""
     ops: dict[int, list[tuple[int, OpRecord]]] = field(default_factory=dict)
     """rank to (gid, record), oldest first."""
     unfinished: dict[int, list[int]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Job:
     _gids: dict[GroupKey, int] = field(default_factory=dict)
     _gid_by_id: dict[int, int] = field(default_factory=dict)
     _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)
-    _by_place: dict[int, dict[int, dict[int, OpRecord]]] = field(default_factory=dict)
+    _by_slot: dict[int, dict[int, dict[int, OpRecord]]] = field(default_factory=dict)
     _settled: dict[int, int] = field(default_factory=dict)
 
     def gid(self, key: GroupKey) -> int:
@@ -108,12 +108,12 @@ class Job:
         """Ranks of a group; those seen in it where its key names none."""
         return self.keys[gid].ranks or tuple(sorted(self.reached[gid]))
 
-    def arrived(self, rank: int, place: Place) -> bool:
-        """Return True if a rank has entered a place."""
-        return self.reached[place.gid].get(rank, 0) >= place.seq
+    def arrived(self, rank: int, slot: Slot) -> bool:
+        """Return True if a rank has entered a slot."""
+        return self.reached[slot.gid].get(rank, 0) >= slot.seq
 
     def settled(self, gid: int) -> int:
-        """The last place of a group that all its members have entered and one has completed."""
+        """The last slot of a group that all its members have entered and one has completed."""
         if gid not in self._settled:
             members, reached = self.members(gid), self.reached[gid]
             known = (self.progress.get(rank, {}).get(gid) for rank in members)
@@ -122,30 +122,30 @@ class Job:
             self._settled[gid] = min(entered, completed)
         return self._settled[gid]
 
-    def record(self, rank: int, place: Place) -> OpRecord | None:
-        """The call that a rank issued at a place, where that is still known."""
-        return self.places(place.gid).get(place.seq, {}).get(rank)
+    def record(self, rank: int, slot: Slot) -> OpRecord | None:
+        """The call that a rank issued at a slot, where that is still known."""
+        return self.slots(slot.gid).get(slot.seq, {}).get(rank)
 
-    def places(self, gid: int) -> dict[int, dict[int, OpRecord]]:
-        """Known collectives of a group: place to rank to record."""
-        found = self._by_place.get(gid)
+    def slots(self, gid: int) -> dict[int, dict[int, OpRecord]]:
+        """Known collectives of a group: slot to rank to record."""
+        found = self._by_slot.get(gid)
         if found is None:
-            found = self._by_place[gid] = {}
+            found = self._by_slot[gid] = {}
             for rank, record in self._by_group[gid]:
                 found.setdefault(record.seq, {}).setdefault(rank, record)
         return found
 
-    def assume(self, rank: int, place: Place, record: OpRecord) -> None:
-        """Assume that a rank issued this call at a place, where none is recorded."""
-        self.places(place.gid).setdefault(place.seq, {}).setdefault(rank, record)
+    def assume(self, rank: int, slot: Slot, record: OpRecord) -> None:
+        """Assume that a rank issued this call at a slot, where none is recorded."""
+        self.slots(slot.gid).setdefault(slot.seq, {}).setdefault(rank, record)
 
-    def passed(self, rank: int, place: Place) -> bool:
-        """Return True if a place is known to be complete on a rank."""
-        record = self.record(rank, place)
+    def passed(self, rank: int, slot: Slot) -> bool:
+        """Return True if a slot is known to be complete on a rank."""
+        record = self.record(rank, slot)
         if record is not None:
             return record.state is OpState.DONE
-        progress = self.progress.get(rank, {}).get(place.gid)
-        return progress is not None and progress.completed >= place.seq
+        progress = self.progress.get(rank, {}).get(slot.gid)
+        return progress is not None and progress.completed >= slot.seq
 
     def has_left(self, rank: int, gid: int) -> bool:
         """Return True if a rank has destroyed a group."""
@@ -180,7 +180,7 @@ def index(snapshot: JobSnapshot) -> Job:
 
 
 def _calls(rank: RankSnapshot) -> Iterable[OpRecord]:
-    """The calls of a rank, and those of new_group as calls of a group of all, oldest first."""
+    """The calls of a rank, oldest first; new_group counts as a call of a group of all ranks."""
     made = [
         OpRecord(
             SETTING_UP,

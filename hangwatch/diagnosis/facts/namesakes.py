@@ -17,9 +17,9 @@ from hangwatch.model.calls import GroupKey
 from hangwatch.model.snapshot import GroupProgress, RankSnapshot
 
 SAME_NODE_S = 0.1
-"""The ranks of a node make a group, and come to their end, at the same time but for this."""
+"""Most time between ranks of a node that make a group, or end, together."""
 OTHER_NODE_S = 2.0
-"""Those of several nodes do but for this, since one is looked at a moment after the other."""
+"""The same for several nodes, which are not read at the same moment."""
 
 TOGETHER_S = 1.0
 """Groups that were made further apart were not made together, however busy the machine is."""
@@ -73,7 +73,7 @@ def distinguish(
 def _fullest(
     ranks: Iterable[RankSnapshot], families: _Families
 ) -> dict[int, tuple[RankSnapshot, int]]:
-    """By family, the rank that has made most of it, the oldest of them; and how many."""
+    """By family, the rank that made the most groups of it, the oldest such rank, and the number."""
     found: dict[int, tuple[RankSnapshot, int]] = {}
     for rank in ranks:
         for group in rank.groups:
@@ -146,12 +146,12 @@ def _by_time(
     *,
     late: bool,
 ) -> tuple[dict[int, int], bool]:
-    """The index of each group of a rank to its place among those of the rank that made more.
+    """The index of each group of a rank, mapped to its index on the rank that made more groups.
 
-    It keeps its index unless theirs was over by then. Where making a group does not wait for
-    the others (NCCL) a rank may just be late: then the name that c10d gives to one group only
-    of a world decides. One that none of theirs can be has a place of its own, if the rank was
-    started when there had been groups. And True if any of that is a guess.
+    A group keeps its index unless the group of that index had ended by then. If making a group does
+    not wait for the others (NCCL), a rank may just be late: then the name decides, which c10d gives
+    to only one group of a world. A group that matches none gets a new index, if the rank was
+    started when there had been groups. The flag is True if any of that is a guess.
     """
     places: dict[int, int] = {}
     guess = False

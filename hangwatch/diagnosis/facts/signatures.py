@@ -11,7 +11,7 @@ from itertools import product
 
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import Job
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.model.kinds import OpState
 from hangwatch.model.operations import OPERATIONS, Operation
 from hangwatch.model.snapshot import OpRecord
@@ -30,9 +30,9 @@ class Misfit:
 
 
 def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
-    """The pairs that do not fit, of calls of one sequence number that all members have made.
+    """The pairs that do not match, of calls of one sequence number that all members have made.
 
-    Where one has not come, the others wait for it, whether their sizes fit or not.
+    If a member is missing, the others wait for it in any case.
     """
     first = next(iter(records.values()), None)
     if first is None or not first.wire.startswith("all_to_all"):
@@ -81,16 +81,16 @@ class Differs(StrEnum):
     DTYPE = "dtype"
     SHAPE = "shape"
     SPLITS = "splits"
-    """One sends another amount than the other takes."""
+    """One sends a different amount than the other expects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The members of a group by what they entered at one sequence number, most numerous first."""
+    """The members of a group by their calls at one sequence number, most numerous first."""
 
     differs: Differs
     parts: tuple[tuple[str, tuple[int, ...]], ...]
-    """(text, ranks) pairs; the text for people."""
+    """(text, ranks) pairs."""
 
 
 def split_of(records: Mapping[int, OpRecord]) -> Split | None:
@@ -112,7 +112,7 @@ def split_of(records: Mapping[int, OpRecord]) -> Split | None:
 
 
 def _exchange(known: Mapping[int, OpRecord]) -> Split | None:
-    """Return the ranks whose sizes do not fit those of the others, after the others."""
+    """Return the ranks whose sizes do not match the others, after the others."""
     found = misfits(known)
     if not found:
         return None
@@ -134,8 +134,8 @@ def _forms(known: Mapping[int, OpRecord]) -> Split | None:
 def wire_key(records: Iterable[OpRecord]) -> Callable[[OpRecord], str]:
     """Return the function that names operations to compare them.
 
-    Records of one source are compared by what is run for them, those of two sources by the coarser
-    names that gloo's recorder knows.
+    Records of one source are compared by the operation that is run for them, records of two sources
+    by the coarser names that gloo's recorder uses.
     """
     if len({record.source for record in records}) <= 1:
         return lambda record: _operation(record.wire).run_as or _base(record.wire)
@@ -203,27 +203,27 @@ def _split(
 LEAST = 2
 """Calls that have to agree before they count as usual."""
 LASTING = (Differs.DTYPE, Differs.ROOT)
-"""Respects in which a line does not come to differ by itself, as sizes do in a last batch."""
+"""Respects in which a line does not differ by chance, unlike the size of a last batch."""
 
 
-def usual_side(job: Job, place: Place, found: Split) -> tuple[int, ...] | None:
-    """The side of a split that did what all other groups of the kind did at that line.
+def usual_side(job: Job, slot: Slot, found: Split) -> tuple[int, ...] | None:
+    """The side of a split that did the same as all other groups of the kind at that line.
 
-    Where there are none, what the members themselves did there before, if that is lasting. None
-    where that is not one thing, and where it is what neither side did, or both.
+    If there are none, the same as the members did there before, if they always did. None if that
+    is not one side.
     """
-    records = job.places(place.gid).get(place.seq, {})
+    records = job.slots(slot.gid).get(slot.seq, {})
     steps = {step(record) for record in records.values()}
 
     def value(gid: int, record: OpRecord) -> object:
         return _value(job, gid, record, found.differs)
 
-    siblings = [value(*call) for call in _in_siblings(job, place) if step(call[1]) in steps]
+    siblings = [value(*call) for call in _in_siblings(job, slot) if step(call[1]) in steps]
     before = [
-        value(place.gid, record)
-        for seq, made in job.places(place.gid).items()
+        value(slot.gid, record)
+        for seq, made in job.slots(slot.gid).items()
         for record in made.values()
-        if seq < place.seq and step(record) in steps
+        if seq < slot.seq and step(record) in steps
     ]
     usual = siblings or (before if found.differs in LASTING else [])
     if len(usual) < LEAST or len({*usual}) > 1 or not {*before} <= {*usual}:
@@ -231,19 +231,19 @@ def usual_side(job: Job, place: Place, found: Split) -> tuple[int, ...] | None:
     sides = [
         ranks
         for _, ranks in found.parts
-        if {value(place.gid, records[rank]) for rank in ranks} == {*usual}
+        if {value(slot.gid, records[rank]) for rank in ranks} == {*usual}
     ]
     return sides[0] if len(sides) == 1 else None
 
 
-def _in_siblings(job: Job, place: Place) -> Iterator[tuple[int, OpRecord]]:
+def _in_siblings(job: Job, slot: Slot) -> Iterator[tuple[int, OpRecord]]:
     """The calls of that number in groups of as many other ranks, and of that description."""
-    key = job.keys[place.gid]
+    key = job.keys[slot.gid]
     members = frozenset(key.ranks)
     for gid, other in enumerate(job.keys):
         alike = (other.desc, len(other.ranks)) == (key.desc, len(key.ranks))
         if alike and members.isdisjoint(other.ranks):
-            for record in job.places(gid).get(place.seq, {}).values():
+            for record in job.slots(gid).get(slot.seq, {}).values():
                 yield gid, record
 
 

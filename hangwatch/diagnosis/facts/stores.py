@@ -1,4 +1,4 @@
-"""The keys of torch's stores that ranks wait for, and the ranks that set such keys before."""
+"""The keys of torch's stores that ranks wait for, and the ranks that set keys of that form."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from hangwatch.model.snapshot import Mark, RankSnapshot
 KEY = "key"
 """The difference where ranks ask for another key than others do."""
 ALIKE = 0.75
-"""Of two names, by difflib: `done-9` and `done_9` are."""
+"""Least similarity of two names by difflib: `done-9` and `done_9` have it."""
 _NUMBER = re.compile(r"\d+")
 
 
 class Setter(NamedTuple):
-    """A line that should set a key which is waited for, by what ranks did there before."""
+    """A line that should set a key that ranks wait for, as its earlier keys show."""
 
     site: Site
     key: str
-    """The last one that was set there."""
+    """The last key that was set there."""
     counts: Mapping[int, int]
-    """Rank to the number of times that it came by."""
+    """Rank to the number of times that it ran the line."""
     age_s: float = 0.0
-    """Since that last one."""
+    """Time since that key was set."""
     by_form: bool = True
-    """Such keys were set there. Else the ranks that wait came by more often than others."""
+    """It set keys of that form. Otherwise the waiting ranks ran it more often than others."""
     behind_s: float = 0.0
-    """Since the last one of the ranks that came by least often."""
+    """Time since the ranks that ran it least often set their last key."""
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """The ranks that came by least often: all, where none came by more often."""
+        """The ranks that ran the line least often: all, if none ran it more often."""
         least = min(self.counts.values())
         return tuple(sorted(rank for rank, count in self.counts.items() if count == least))
 
@@ -52,10 +52,10 @@ def awaited_keys(rank: RankSnapshot) -> tuple[str, ...]:
 
 
 def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter | None:
-    """The line that should set keys, if it is one: it set keys that differ in numbers only.
+    """The line that should set keys, if there is only one: it set keys that differ in numbers only.
 
-    Else one that the ranks that wait for the keys came by more often than others did, as where
-    the last one to come by it sets the key.
+    Otherwise a line that the waiting ranks ran more often than others, as in a program in which
+    the last rank to run it sets the key.
     """
     lines: dict[Site, dict[int, Mark]] = defaultdict(dict)
     for number, site, mark in _set_by(ranks):
@@ -69,9 +69,9 @@ def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter |
 
 
 def longest_owed(ranks: Mapping[int, RankSnapshot], waits: Collection[Setup]) -> Setup:
-    """Of several waits for keys of a cycle the one whose key it was the turn to set.
+    """The wait of a cycle whose key was due next.
 
-    Where ranks answer each other, the one that has set a key last has done its part.
+    If ranks answer each other, the rank that set a key last has done its part.
     """
 
     def owed_s(wait_point: Setup) -> float:
@@ -84,9 +84,10 @@ def longest_owed(ranks: Mapping[int, RankSnapshot], waits: Collection[Setup]) ->
 def asked_alike(
     ranks: Mapping[int, RankSnapshot], waiting: Collection[int], known: Setter
 ) -> tuple[int, ...]:
-    """The ranks that came by the waiting ranks' line as often, and asked for the key that was set.
+    """The ranks that ran the waiting ranks' line as often, and asked for the key that was set.
 
-    None where several ranks set such keys, or one sets several a turn: each may be for one rank.
+    None if several ranks set keys of that form, or one sets several in an iteration: each key may
+    be for one rank.
     """
     once = {*known.counts.values()} if len(known.counts) == 1 else set()
     asks = (m for rank in waiting for m in _asks(ranks[rank]))
@@ -123,7 +124,7 @@ def _line(site: Site, marks: Mapping[int, Mark], *, by_form: bool) -> Setter:
 
 
 def _came_by_more(counts: Mapping[int, int], waiting: Collection[int]) -> bool:
-    """Return True if ranks that wait came by equally often, and some others less, but once."""
+    """Return True if the waiting ranks ran a line equally often, and some others less often."""
     theirs = {counts.get(rank, 0) for rank in waiting}
     others = [count for rank, count in counts.items() if rank not in waiting]
     return len(theirs) == 1 and bool(others) and min(others) < min(theirs)
@@ -151,18 +152,18 @@ def _form(key: str) -> str:
 
 
 def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wait]:
-    """The waits for keys of a store, where no rank is left that might set them.
+    """The waits for keys of a store, if no rank is left that might set them.
 
-    A rank that serves the others may wait for a key all day long: only where all ranks that live
-    wait for something is it known that none comes. Then they wait for the rank that has set such
-    keys before; where none is known, they count only if all wait for keys.
+    A rank that serves the others may wait for a key all day: it is certain that no key comes only
+    if all living ranks wait. Then they wait for the rank that set keys of that form before; if none
+    is known, these waits count only if all ranks wait for keys.
     """
     calling = [rank for rank in job.ranks.values() if rank.in_call.startswith(OF_A_STORE)]
     if not calling or len(job.ranks) < len(job.world()):
         return []
     waited_s: dict[int, float] = defaultdict(float)
     for wait in waits:
-        if not wait.apart:
+        if not wait.in_thread:
             waited_s[wait.rank] = max(waited_s[wait.rank], wait.age_s)
     at: dict[int, tuple[str, ...]] = {}
     for rank in calling:
@@ -179,7 +180,7 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
             number,
             Setup(STORE, "\n".join(keys)),
             min(waited_s[rank] for rank in alive),  # before, one might have set it
-            firm=True,
+            is_blocked=True,
             op=job.ranks[number].in_call,
             site=job.ranks[number].in_call_site,
         )

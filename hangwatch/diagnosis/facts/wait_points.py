@@ -14,16 +14,15 @@ from hangwatch.model.snapshot import OpRecord
 ANYONE = -1
 """The peer of a recv from any source."""
 UNNAMED = "collective"
-"""The name of a call whose operation is not known: C++ issued it, and no recorder has it."""
+"""The name of a call of an unknown operation: C++ issued it, and no recorder has it."""
 STORE = "store"
 """Instead of a set-up call: a key of a store."""
 MOMENT_S = 1.0
-"""A rank that has been in a set-up call, or has asked for a key, for less does not wait yet, unless
-others are in the call for longer: a thread may make groups of its own again and again, while the
-program is elsewhere."""
+"""Least time that a rank waits in a set-up call or for a key, unless others are in the call for
+longer: a thread may create groups repeatedly, while the program is elsewhere."""
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """The ``seq``-th collective of a group, 0 where it is not known which."""
 
     gid: int
@@ -37,20 +36,20 @@ class Channel(NamedTuple):
     waiter: int
     peer: int
     sends: bool
-    """The waiter sends; else it receives."""
+    """The waiter sends; otherwise it receives."""
     tag: int
     turn: int
-    """The number of calls like it that the waiter has under way before it."""
+    """The number of unfinished calls like it that the waiter made before it."""
     nth: int
-    """The number of calls like it that the waiter ever made before it, -1 where unknown."""
+    """The number of all calls like it that the waiter made before it, -1 if unknown."""
 
 
 class Setup(NamedTuple):
-    """A call in which ranks wait for each other, which is no collective of a group.
+    """A call in which ranks wait for each other, and not a collective of a group.
 
     Of new_group: the number below which the members of the group meet, and the group (only its
-    members, as a key); where these are not known, the line that makes it. Of STORE: where has
-    the keys that are waited for, one a line.
+    members, as a key); if these are not known, the line that makes it. Of STORE: ``where`` has
+    the awaited keys, one a line.
     """
 
     call: str
@@ -64,7 +63,7 @@ class Setup(NamedTuple):
         return tuple(self.where.splitlines()) if self.call == STORE else ()
 
 
-WaitPoint = Place | Channel | Setup
+WaitPoint = Slot | Channel | Setup
 
 
 class Wait(NamedTuple):
@@ -73,16 +72,16 @@ class Wait(NamedTuple):
     rank: int
     wait_point: WaitPoint
     age_s: float
-    firm: bool
-    """It is known to be blocked; else its unfinished work is all that is known."""
+    is_blocked: bool
+    """It is known to be blocked; otherwise only its unfinished work is known."""
     op: str = ""
     record: OpRecord | None = None
     site: Site | None = None
-    over: bool = False
+    ended: bool = False
     """It waited until it ended, or until the call raised."""
-    apart: bool = False
-    """A thread of its own waits, while the program of the rank is elsewhere."""
-    vague: bool = False
-    """Only counters show it: its group, and its place, are inferred."""
+    in_thread: bool = False
+    """Another thread waits, while the program of the rank is elsewhere."""
+    inferred: bool = False
+    """Only counters show it: its group and its slot are inferred."""
     connects: bool = False
-    """It waits for its connection to the peer alone: the call returns before there is a message."""
+    """It waits only for its connection to the peer: the call returns before there is a message."""

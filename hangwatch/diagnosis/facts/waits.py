@@ -1,6 +1,6 @@
 """All waits of a job: the edges of the wait-for graph that start at ranks.
 
-A rank waits at a *wait point*: a place (the n-th collective of a group), a channel (a
+A rank waits at a *wait point*: a slot (the n-th collective of a group), a channel (a
 send or recv that its peer has to match), or a set-up call that all ranks make
 together. A call that a rank only issued, and works on meanwhile, is no wait.
 """
@@ -17,7 +17,7 @@ from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, timed_out, went_on
 from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job, seconds
 from hangwatch.diagnosis.facts.stores import for_keys
-from hangwatch.diagnosis.facts.wait_points import MOMENT_S, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import MOMENT_S, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.model.frames import program_thread, with_source
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import GroupProgress, NewGroup, RankSnapshot
@@ -32,7 +32,7 @@ def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int
     """All waits of all ranks, living and ended, in the order of the ranks.
 
     A rank that ended by itself waits for nothing, whatever it was in. ``disputed``:
-    gid to the first place where its members differ, as far as that is known.
+    gid to the first slot where its members differ, as far as that is known.
     """
     waits: list[Wait] = []
     alive = (rank for number, rank in job.ranks.items() if number not in ended)
@@ -45,13 +45,13 @@ def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int
             waits.extend(_of_living(job, rank, setups))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_of_ended(job, rank, ended))
-            passed = _disputed_places(job, number, end, disputed)
+            passed = _disputed_slots(job, number, end, disputed)
             points = (wait.wait_point for wait in found)
-            # It has been long ago in a place before one that it raised after.
-            if all(isinstance(p, Place) and p.seq < passed.get(p.gid, 0) for p in points):
-                places = (Place(gid, seq) for gid, seq in passed.items())
-                found = [Wait(number, p, end.age_s, firm=False) for p in places] or found
-            waits.extend(wait._replace(over=True) for wait in found)
+            # It has been long ago in a slot before one that it raised after.
+            if all(isinstance(p, Slot) and p.seq < passed.get(p.gid, 0) for p in points):
+                slots = (Slot(gid, seq) for gid, seq in passed.items())
+                found = [Wait(number, p, end.age_s, is_blocked=False) for p in slots] or found
+            waits.extend(wait._replace(ended=True) for wait in found)
     return waits + for_keys(job, ended, waits)
 
 
@@ -61,8 +61,8 @@ def _in_call(  # noqa: PLR0913 (the fields of a wait)
     position: int,
     age_s: float,
     *,
-    firm: bool = False,
-    apart: bool = False,
+    is_blocked: bool = False,
+    in_thread: bool = False,
     connects: bool = False,
 ) -> Iterator[Wait]:
     """The wait of a rank in one of its calls; none in one that can wait for no rank."""
@@ -73,18 +73,18 @@ def _in_call(  # noqa: PLR0913 (the fields of a wait)
         before = turn(job, rank, position)
         wait_point = Channel(gid, rank, record.peer, sends, record.tag, *before)
     elif not record.p2p and record.seq > 0:
-        wait_point = Place(gid, record.seq)
+        wait_point = Slot(gid, record.seq)
     else:
         return
     yield Wait(
         rank,
         wait_point,
         age_s,
-        firm,
+        is_blocked,
         op=record.op,
         record=record,
         site=record.site,
-        apart=apart,
+        in_thread=in_thread,
         connects=connects,
     )
 
@@ -110,10 +110,10 @@ def _of_living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterat
     in_collective = waits_in_collective(rank, job.snapshot.sources)
     yield from main
     if main or in_collective is False:
-        yield from (wait._replace(apart=True) for wait in others)
+        yield from (wait._replace(in_thread=True) for wait in others)
     else:
         # Autograd runs its hooks in threads of the device, for which main waits.
-        yield from (wait._replace(firm=in_collective is True) for wait in others)
+        yield from (wait._replace(is_blocked=in_collective is True) for wait in others)
     if main or in_collective is not False:
         taken = {wait.wait_point for wait in blocked}
         yield from (wait for wait in _pending(job, rank) if wait.wait_point not in taken)
@@ -125,11 +125,11 @@ def _of_living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterat
 def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
     """The waits of a rank's device; no dump says where its program is.
 
-    The first calls that it has to run in other groups count, too: what no rank is at
-    yet may be waiting for one all the same.
+    The first calls that it has to run in other groups count too: a call that no rank has reached
+    may still wait for one.
 
-    A program can be far ahead, so that a call of long ago may just have begun: a wait is no
-    older than the last progress, where that is known.
+    A program can be far ahead, so a call issued long ago may just have begun: a wait is no older
+    than the last progress, if that is known.
     """
     still_s = job.ranks[rank].pending_age_s
     groups = {job.ops[rank][positions[0]][0]}
@@ -140,7 +140,7 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
             continue
         groups.add(gid)
         age_s = min(seconds(record.issued_age_s), math.inf if still_s is None else still_s)
-        yield from _in_call(job, rank, position, age_s, apart=behind)
+        yield from _in_call(job, rank, position, age_s, in_thread=behind)
 
 
 def setup_of(job: Job, rank: RankSnapshot) -> Setup | None:
@@ -158,10 +158,10 @@ def setup_of(job: Job, rank: RankSnapshot) -> Setup | None:
 
 def _in_setup(job: Job, rank: RankSnapshot, setup: Setup, age_s: float) -> Wait:
     made = _new_group_of(rank)
-    place = Place(job.gid(SETTING_UP), made.number) if made is not None else None
-    record = job.record(rank.rank, place) if place is not None else None
+    slot = Slot(job.gid(SETTING_UP), made.number) if made is not None else None
+    record = job.record(rank.rank, slot) if slot is not None else None
     site = rank.in_call_site
-    return Wait(rank.rank, setup, age_s, firm=True, op=setup.call, record=record, site=site)
+    return Wait(rank.rank, setup, age_s, is_blocked=True, op=setup.call, record=record, site=site)
 
 
 def _new_group_of(rank: RankSnapshot) -> NewGroup | None:
@@ -186,8 +186,10 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         in_order = record.p2p and progress is not None and progress.in_order
         connects = in_order and (blocked_s is None or blocked_s >= record.issued_age_s)
         age_s = seconds(record.issued_age_s if blocked_s is None else blocked_s)
-        firm = not connects
-        yield from _in_call(job, rank.rank, position, age_s, firm=firm, connects=connects)
+        is_blocked = not connects
+        yield from _in_call(
+            job, rank.rank, position, age_s, is_blocked=is_blocked, connects=connects
+        )
 
 
 def _pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
@@ -211,10 +213,10 @@ def _pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
 
 
 def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
-    """The places at which a rank waits, as far as c10d's counters show.
+    """The slots at which a rank waits, as far as c10d's counters show.
 
     They say that something is unfinished, not in which group, nor always how far all
-    before it is complete: the last place entered is taken where nothing was completed. No rank
+    before it is complete: the last slot entered is taken where nothing was completed. No rank
     waits in a group for longer than it has issued nothing there.
     """
     if rank.flight or rank.pending_age_s is None:
@@ -225,20 +227,20 @@ def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             complete = _complete(job, gid, progress)
             if complete < 0 or complete >= progress.enqueued:
                 complete = progress.enqueued - 1
-            place = Place(gid, complete + 1)
-            record = job.record(rank.rank, place)
+            slot = Slot(gid, complete + 1)
+            record = job.record(rank.rank, slot)
             if record is None or record.state is OpState.ISSUED:
                 issued_s = progress.changed_age_s
                 age_s = pending_s if issued_s is None else min(pending_s, seconds(issued_s))
                 if issued_s is None or age_s >= MOMENT_S:
-                    yield Wait(rank.rank, place, age_s, firm=False, vague=True)
+                    yield Wait(rank.rank, slot, age_s, is_blocked=False, inferred=True)
 
 
 def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
-    """The last place of a group that is complete on a rank, by its counters; -1 for none.
+    """The last slot of a group that is complete on a rank, by its counters; -1 for none.
 
-    Threads of gloo's note what they have completed in any order, so its count may be one
-    of long before. A place that all have entered and another has completed is complete here, too.
+    gloo's threads record completed calls in any order, so its count may be an old one. A slot that
+    all have entered and another rank has completed is complete here too.
     """
     if progress.in_order or progress.completed < 0:
         return progress.completed
@@ -248,12 +250,12 @@ def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
 # --- Of ranks that another one's end, or the launcher, ended --------------------------
 
 
-def _disputed_places(
+def _disputed_slots(
     job: Job, rank: int, end: Ending, disputed: Mapping[int, int]
 ) -> dict[int, int]:
-    """The disputed places that a rank raised after: its calls failed, c10d counts them done."""
+    """The disputed slots that a rank raised after: its calls failed, c10d counts them done."""
     known = ((gid, disputed[gid]) for gid in job.progress.get(rank, {}) if gid in disputed)
-    passed = {gid: seq for gid, seq in known if job.arrived(rank, Place(gid, seq))}
+    passed = {gid: seq for gid, seq in known if job.arrived(rank, Slot(gid, seq))}
     return passed if end.cause is Cause.ECHO else {}
 
 
@@ -270,7 +272,7 @@ def _of_ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iter
         yield _in_setup(job, rank, setup, seconds(rank.in_call_age_s) or end.age_s)
     elif position is not None:
         age_s = seconds(job.ops[rank.rank][position][1].issued_age_s)
-        yield from _in_call(job, rank.rank, position, age_s, firm=True)
+        yield from _in_call(job, rank.rank, position, age_s, is_blocked=True)
     elif end.cause is Cause.ECHO or rank.pending_age_s is not None:
         known = list(_pending(job, rank)) or list(_with_the_gone(job, rank, ended))
         yield from known or _by_counters(job, rank)
@@ -298,22 +300,22 @@ def _with_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) ->
     # C++ issues the all_reduce of DistributedDataParallel in backward.
     op = "all_reduce" if site and site.source and ".backward(" in site.source else ""
     if rank.flight and job.ops.get(rank.rank):
-        places = _in_its_last_group(job, rank, ended)
+        slots = _in_its_last_group(job, rank, ended)
         op = op or job.ops[rank.rank][-1][1].op
     else:
-        places = _in_groups(job, rank, ended, groups)
+        slots = _in_groups(job, rank, ended, groups)
     age_s = seconds(rank.pending_age_s) or ended[rank.rank].age_s
-    for place in places:
-        yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=len(groups) > 1)
+    for slot in slots:
+        yield Wait(rank.rank, slot, age_s, is_blocked=False, op=op, inferred=len(groups) > 1)
 
 
 def _in_groups(
     job: Job, rank: RankSnapshot, ended: Mapping[int, Ending], groups: Sequence[int]
-) -> Iterator[Place]:
-    """The places in some groups that members which are gone have not passed.
+) -> Iterator[Slot]:
+    """The slots in some groups that ended members have not passed.
 
-    Counters are sampled, so they may be a step behind, and those of the ranks that
-    failed with it say more. c10d may count what has failed as done.
+    Counters are sampled, so they may be a step behind; the counters of ranks that failed with it
+    say more. c10d may count a failed call as done.
     """
     # A call of C++ raised: a group in which Python made the last call is not the one.
     by_cpp = [gid for gid in groups if not _made_by_python(job, rank.rank, gid)]
@@ -325,16 +327,14 @@ def _in_groups(
             # The launcher has ended the ranks that it had waited for in vain.
             gone = [member for member, cause in causes.items() if cause is Cause.TERMINATED]
         seqs = [reached.get(member, 0) for member in causes if member not in gone]
-        # A member that came to its end is missing from the place after its last one.
+        # A member that exited cleanly is missing from the slot after its last one.
         seqs += [reached.get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
-        place = Place(gid, max(seqs, default=0))
-        if any(not job.passed(member, place) for member in gone):
-            yield place
+        slot = Slot(gid, max(seqs, default=0))
+        if any(not job.passed(member, slot) for member in gone):
+            yield slot
 
 
-def _in_its_last_group(
-    job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
-) -> Iterator[Place]:
+def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Slot]:
     """The recorder knows all calls: it raised out of the last one, or one just before it."""
     gid, last = job.ops[rank.rank][-1]
     if last.p2p or not any(member in ended for member in job.members(gid)):
@@ -349,9 +349,9 @@ def _in_its_last_group(
         for member in job.members(gid)
         if member != rank.rank and not _is_behind(job, gid, calls, ended.get(member), member)
     ]
-    place = Place(gid, min([last.seq, *(seq + 1 for seq in others)]))
-    if not all(job.arrived(member, place) for member in job.members(gid)):
-        yield place
+    slot = Slot(gid, min([last.seq, *(seq + 1 for seq in others)]))
+    if not all(job.arrived(member, slot) for member in job.members(gid)):
+        yield slot
 
 
 def _is_behind(
@@ -360,17 +360,17 @@ def _is_behind(
     """Return True if a rank's count is one of before its last moments: it is taken twice a second.
 
     Not where a rank that raised was further than that for longer, nor at the end of a program.
-    calls: places of the one that raised, in order, and for how long it has been there.
+    calls: slots of the one that raised, in order, and for how long it has been there.
     """
     if end is None or end.in_shutdown or end.cause is Cause.ECHO or job.ranks[rank].flight:
         return False
     least = job.reached[gid].get(rank, 0) + FAILED_WITHIN
-    # Of what is not recorded any more it is known that it was made before the first one after it.
+    # A call that is no longer recorded was made before the first recorded one after it.
     after = bisect_right(calls, (least, math.inf))
     return after < len(calls) and calls[after][1] - end.age_s < COUNTED_S
 
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:
     """Return True if the last call in a group that is known of a rank is recorded in its page."""
-    record = job.record(rank, Place(gid, job.reached[gid].get(rank, 0)))
+    record = job.record(rank, Slot(gid, job.reached[gid].get(rank, 0)))
     return record is not None and record.source == "page"

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, Library, aborted_by, last_call
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
-from hangwatch.diagnosis.facts.job import is_half, is_majority
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, WaitPoint
+from hangwatch.diagnosis.facts.job import at_least_half, is_majority
+from hangwatch.diagnosis.facts.wait_points import Channel, Setup, Slot, WaitPoint
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.gradients import differs_in_no_sync
 from hangwatch.diagnosis.rules.mismatch import judge_aborted, judge_unrecorded
@@ -42,14 +42,14 @@ _Judge = Callable[[Case, WaitPoint, Ranks], Finding]
 
 
 def judge_blocking(case: Case, blocking: Iterable[int]) -> Iterator[Finding]:
-    """One finding for each wait point and each way in which ranks are missing from it."""
+    """One finding for each wait point and each reason for which ranks are missing from it."""
     ranks = _without_followers(case, blocking)
     wait_points = {rank: _main_wait_point(case, rank) for rank in ranks}
     ends = {rank: case.ended[rank] for rank in ranks if rank in case.ended}
     gone = [rank for rank, end in ends.items() if end.how is How.LOST]
     if gone:
         yield lost(case, gone, [wait_points[rank] for rank in gone])
-    # Ranks that are merely not seen may wait for the ended ones in turn.
+    # Unobserved ranks may themselves wait for the ended ones.
     explained = {wait_points[rank] for rank, end in ends.items() if end.how is not How.CLEAN}
     by_wait_point: dict[WaitPoint | None, list[int]] = defaultdict(list)
     for rank in ranks:
@@ -70,17 +70,17 @@ def _without_followers(case: Case, blocking: Iterable[int]) -> list[int]:
 
 
 def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
-    """The wait point that a rank should have come to first, of those that wait for it.
+    """The wait point that a rank should have reached first, among those that wait for it.
 
-    By what it used to do next; else the oldest, and among those of the same
-    moment the one with most ranks in it.
+    By its usual next call; otherwise the oldest, and among wait points of the same moment the one
+    with the most ranks in it.
     """
     nodes = case.graph.before().get(rank, ())
     wait_points = [node for node in nodes if not isinstance(node, int)]
     calls: dict[WaitPoint, Call] = {}
     for point in wait_points:
         records = (wait.record for wait in case.graph.at[point] if wait.record is not None)
-        if isinstance(point, Place) and (record := next(records, None)) is not None:
+        if isinstance(point, Slot) and (record := next(records, None)) is not None:
             calls[point] = call_of(point.gid, record)
     usual = next_of(case.job, rank, {*calls.values()} if len(wait_points) > 1 else ())
 
@@ -88,10 +88,10 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
         waits = case.graph.at[wait_point]
         oldest_s = max(wait.age_s for wait in waits)
         expected = calls.get(wait_point) in usual
-        firm = not all(wait.vague for wait in waits)
-        seq = wait_point.seq if isinstance(wait_point, Place) else 0
+        is_seen = not all(wait.inferred for wait in waits)
+        seq = wait_point.seq if isinstance(wait_point, Slot) else 0
         kind = type(wait_point).__name__, seq, case.op_at(waits, wait_point)
-        return firm, expected, round(oldest_s, 1), len(waits), kind
+        return is_seen, expected, round(oldest_s, 1), len(waits), kind
 
     return max(wait_points, key=weight, default=None)
 
@@ -139,7 +139,9 @@ def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding 
     DDP's constructor compares the model across ranks; the collectives of the few
     answer it. Only the source distinguishes it from a model that does differ.
     """
-    if not isinstance(wait_point, Place) or not is_half(dead, case.job.members(wait_point.gid)):
+    if not isinstance(wait_point, Slot) or not at_least_half(
+        dead, case.job.members(wait_point.gid)
+    ):
         return None
     end = case.ended[dead[0]]
     if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.story):
@@ -148,7 +150,7 @@ def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding 
 
 
 def left_behind(case: Case, end: Ending) -> bool:
-    """True if others live on long after it was ended: nothing is ending the job."""
+    """Return True if others live on long after it was ended: nothing is ending the job."""
     return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
 
 
@@ -157,15 +159,15 @@ def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:
         return False
     # To be at destroying one of its groups is not to leave the others.
     leaving = case.job.ranks[rank].phase is Phase.FINALIZING or case.has_returned(rank)
-    if not isinstance(wait_point, Place | Channel):
+    if not isinstance(wait_point, Slot | Channel):
         return leaving
     if wait_point.gid not in case.job.progress[rank]:
-        return False  # what it leaves, or has left, is another: it may come to this one yet
+        return False  # it leaves, or has left, another group, and may still enter this one
     return leaving or case.job.has_left(rank, wait_point.gid)
 
 
 def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
-    """They have come to their end, or have left the group, and others wait for them."""
+    """Ranks that have ended, or left the group, while others wait for them."""
     how = _how_finished(case, culprits)
     if isinstance(wait_point, Channel):
         peerless = missing_peer(case, wait_point, culprits, how, Reason.EXITED)
@@ -173,61 +175,61 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         return _outlasted(case, wait_point, culprits, how) if several else peerless
     if isinstance(wait_point, Setup):
         early = init_incomplete(case, wait_point, culprits, how, Reason.EXITED)
-        # A rank that is no member of a group is let through, and may have come to its end since.
+        # A rank that is no member of a group does not wait there, and may have ended since.
         return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
     members = case.job.members(wait_point.gid)
-    if is_half(culprits, members):
+    if at_least_half(culprits, members):
         few = subset(case, wait_point, culprits, f"went on without it: {how}", final=True)
         if few is not None:
             return few
     waits, waiting = case.waits_at(wait_point), {*case.direct(wait_point)}
     if is_majority(culprits, members) or (
-        # Only the waiting ranks have left the common program.
+        # Only the waiting ranks have left the common sequence of calls.
         waiting and case.departures.ranks & waiting.union(culprits) == waiting
     ):
         return _outlasted(case, wait_point, culprits, how)
     scene = case.scene(wait_point, culprits, _finished_site(case, culprits[0]))
     # Counters alone do not say for sure that it is this group that has unfinished work.
-    sure = any(not wait.vague for wait in waits)
-    unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
+    sure = any(not wait.inferred for wait in waits)
+    unsure = Certainty.POSSIBLE if all(wait.ended for wait in waits) else Certainty.LIKELY
     lives_on = any(_lives_on(case, rank) for rank in culprits)
-    # A thread that keeps the process may make calls yet.
+    # A thread that keeps the process alive may still make calls.
     returned = any(map(case.has_returned, culprits))
     gone = Gone.RETURNED if returned else Gone.LEFT if lives_on else Gone.OVER
-    # Of two ranks that both go on, one may have made a call too few or the other one too many.
-    even = lives_on and is_half(culprits, members) and not is_majority(culprits, members)
+    # If two ranks both live on, one may have made too few calls or the other too many.
+    even = lives_on and at_least_half(culprits, members) and not is_majority(culprits, members)
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE if lives_on else Reason.EXITED,
         certainty=Certainty.PROVED if sure and not even and not returned else unsure,
-        text=wording.finished(scene, how, gone, failed=all(wait.over for wait in waits)),
+        text=wording.finished(scene, how, gone, failed=all(wait.ended for wait in waits)),
         final=sure and not returned,
         ended=tuple(rank for rank in culprits if rank in case.ended),
         **case.about(wait_point, scene),
     )
 
 
-def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: str) -> Finding:
-    """Most members are finished, and a few still go on."""
+def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str) -> Finding:
+    """Most members have finished, and a few still run."""
     waits = case.waits_at(wait_point)
-    firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
-    culprits = firm or case.direct(wait_point)
-    # Of a message, one may have been sent too few or awaited too many.
-    sure = Certainty.PROVED if isinstance(wait_point, Place) else Certainty.LIKELY
+    seen = tuple(sorted({wait.rank for wait in waits if not wait.inferred}))
+    culprits = seen or case.direct(wait_point)
+    # One message may have been sent too few, or one too many is awaited.
+    sure = Certainty.PROVED if isinstance(wait_point, Slot) else Certainty.LIKELY
     site, other_site = case.victims_site(waits), _finished_site(case, finished[0])
     scene = case.scene(wait_point, culprits, site, finished, other_site)
     victims = tuple(sorted({*case.victims_of(finished)} - {*culprits}))
     return Finding(
         kind=Kind.FINISHED_EARLY,
-        certainty=sure if firm else Certainty.POSSIBLE,
+        certainty=sure if seen else Certainty.POSSIBLE,
         text=wording.outlasted(scene, how),
-        final=bool(firm),
+        final=bool(seen),
         **case.about(wait_point, scene, victims),
     )
 
 
 def _lives_on(case: Case, rank: int) -> bool:
-    """True if it has left one group only, and not come to its end."""
+    """Return True if it has left one group only, and not ended."""
     if rank in case.ended or case.has_returned(rank):
         return False
     return case.job.ranks[rank].phase is not Phase.FINALIZING
@@ -269,13 +271,13 @@ def died(
     first = max(culprits, key=lambda rank: case.ended[rank].age_s)
     end = case.ended[first]
     waits = case.waits_at(wait_point)
-    wait_point = wait_point or _last_place(case, first)
+    wait_point = wait_point or _last_slot(case, first)
     # A library may have ended it, and it need not be the one at fault.
     aborted = aborted_by(case.job, first, end)
     mismatch = _mismatch(case, wait_point, first) if aborted else None
     if mismatch is not None:
         return mismatch
-    # One that has just raised out of it neither waits any more nor has ended yet.
+    # A rank that has just raised in it no longer waits, but has not ended.
     leaving = _raised_out_of(case, wait_point) - {*culprits}
     direct = tuple(sorted(({*case.direct(wait_point)} - {*culprits}) | leaving))
     site = with_source(end.exception.site, case.texts) if end.exception else None
@@ -286,24 +288,24 @@ def died(
         site or _last_site(case, first),
         case.victims_site(waits),
     )
-    vague = aborted is not None or end.how is How.GONE or end.contested
+    unclear = aborted is not None or end.how is How.GONE or end.contested
     peers = _rivals(case, wait_point, culprits, direct) if aborted else ()
     if aborted is Library.NCCL:
         peers = tuple(rank for rank in peers if _is_behind(case, rank, first))
     if peers and differs_in_no_sync(case, wait_point, culprits):
         peers = ()
-    # Of several whose end was not seen, one may have failed and taken the others along.
+    # If the end of several was not seen, one may have failed and ended the others.
     several = len(culprits) > 1 and end.how is How.GONE
     running = (rank for rank in culprits if case.job.ranks[rank].process.alive)
     runs_at = next(filter(None, map(case.waiting_site, running)), None)
     if peers or several:
         certainty = Certainty.POSSIBLE
-    elif vague or runs_at is not None:
+    elif unclear or runs_at is not None:
         certainty = Certainty.LIKELY
     text = wording.died(
         scene,
         end,
-        failed=bool(waits) and all(wait.over for wait in waits),
+        failed=bool(waits) and all(wait.ended for wait in waits),
         aborted=aborted,
         rivals=peers,
         runs_at=runs_at,
@@ -323,18 +325,20 @@ def died(
 
 def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding | None:
     """The disagreement for which gloo aborted a rank, where enough is known of the calls there."""
-    for place in (wait_point, _last_recorded(case, aborted)):
-        if not isinstance(place, Place):
+    for slot in (wait_point, _last_recorded(case, aborted)):
+        if not isinstance(slot, Slot):
             continue
-        finding = judge_aborted(case, place)
+        finding = judge_aborted(case, slot)
         if finding is not None:
             return finding
-        members = case.job.members(place.gid)
-        known = [rank for rank in members if case.job.record(rank, place) is not None]
+        members = case.job.members(slot.gid)
+        known = [rank for rank in members if case.job.record(rank, slot) is not None]
         # A few pages have a call of Python's; most ranks, there as well, had one of C++'s.
-        if is_half(known, members) or not all(case.job.arrived(rank, place) for rank in members):
+        if at_least_half(known, members) or not all(
+            case.job.arrived(rank, slot) for rank in members
+        ):
             continue
-        finding = judge_unrecorded(case, place)
+        finding = judge_unrecorded(case, slot)
         if finding is not None and finding.certainty is not Certainty.POSSIBLE:
             victims = tuple(rank for rank in members if rank not in finding.culprits)
             return replace(finding, victims=victims, final=True)
@@ -342,7 +346,7 @@ def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding
 
 
 def _is_behind(case: Case, rank: int, aborted: int) -> bool:
-    """True if a rank has issued less than one that was aborted, which may have waited for it."""
+    """Return True if a rank issued fewer calls than an aborted one, which may have awaited it."""
     return any(
         reached[rank] < reached[aborted]
         for reached in case.job.reached
@@ -359,34 +363,34 @@ def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ra
     these where gloo's own exception says that it was sent more than it expected. Else all
     that wait there, but none where most of the group's members made one and the same call.
     """
-    place = _last_recorded(case, aborted[0])
-    if isinstance(wait_point, Place):
+    slot = _last_recorded(case, aborted[0])
+    if isinstance(wait_point, Slot):
         # The others wait by counters that may be half a second old: it may have gone on since.
-        later = place is not None and place.gid == wait_point.gid and place.seq > wait_point.seq
-        place = place if later else wait_point
-    if place is None:
+        later = slot is not None and slot.gid == wait_point.gid and slot.seq > wait_point.seq
+        slot = slot if later else wait_point
+    if slot is None:
         return ()
-    records = case.records_at(place)
-    members = case.job.members(place.gid)
+    records = case.records_at(slot)
+    members = case.job.members(slot.gid)
     if all(rank in records for rank in aborted):
         unknown = tuple(rank for rank in members if rank not in records)
         if all(case.ended[rank].abort for rank in aborted):
             return unknown  # one of these or the aborted made another call there, for sure
-        there = tuple(rank for rank in unknown if case.job.arrived(rank, place))
+        there = tuple(rank for rank in unknown if case.job.arrived(rank, slot))
         return there or (unknown if is_majority(records, members) else ())
     alike = Counter((records[r].wire, records[r].shape) for r in others if r in records)
     return () if 2 * max(alike.values(), default=0) > len(members) else others
 
 
-def _last_recorded(case: Case, rank: int) -> Place | None:
+def _last_recorded(case: Case, rank: int) -> Slot | None:
     """The last collective that a rank is known to have made."""
     calls = reversed(case.job.ops.get(rank, ()))
-    return next((Place(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
+    return next((Slot(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
 
 
 def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> set[int]:
-    """Living ranks whose last call was at a place, and failed."""
-    if not isinstance(wait_point, Place):
+    """Living ranks whose last call was at a slot, and failed."""
+    if not isinstance(wait_point, Slot):
         return set()
     living = {*case.job.members(wait_point.gid)} & case.job.ranks.keys() - case.ended.keys()
     return {
@@ -398,12 +402,12 @@ def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> set[int]:
     }
 
 
-def _last_place(case: Case, rank: int) -> Place | None:
+def _last_slot(case: Case, rank: int) -> Slot | None:
     """The collective that a rank was in when it ended."""
     call = last_call(case.job, rank)
     if call is None or call.p2p or call.seq < 1:
         return None
-    return Place(case.job.gid(call.group), call.seq)
+    return Slot(case.job.gid(call.group), call.seq)
 
 
 def _last_site(case: Case, rank: int) -> Site | None:

@@ -1,4 +1,4 @@
-"""Decides findings by what the source shows: a loop that was left, a call that few come to."""
+"""Decides findings by the source: a loop that was left, a call that few ranks reach."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from hangwatch.diagnosis.facts.alignment import odd_side
 from hangwatch.diagnosis.facts.history import made_before
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, WaitPoint
-from hangwatch.diagnosis.rules.case import PARTED, Case, Finding, name_of
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Slot, WaitPoint
+from hangwatch.diagnosis.rules.case import DIVERGED, Case, Finding, name_of
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read, choices_of, is_within
 from hangwatch.diagnosis.rules.splits import position, sides_of
-from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.flow import Branch
 from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import Position, fork
 from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves
@@ -25,7 +25,7 @@ from hangwatch.model.verdict import Collective
 
 MOST_SIDES = 16
 """Lines at which ranks wait of which one side is at fault; more are not compared."""
-_OF_TWO_SIDES = PARTED | {Kind.SIGNATURE_MISMATCH}
+_OF_TWO_SIDES = DIVERGED | {Kind.SIGNATURE_MISMATCH}
 _IN_DIFFERENT_CALLS = _OF_TWO_SIDES - {Kind.FINISHED_EARLY, Kind.MISSING_PEER}
 """Kinds of which two sides wait in different calls."""
 _LEAVING = (What.SKIPPED_ITERATION, What.EARLY_EXIT)
@@ -50,7 +50,7 @@ def decided_by_source(case: Case, finding: Finding) -> Finding:
 
 
 def is_by_rank(case: Case, finding: Finding) -> bool:
-    """True if the source shows that the culprits alone are meant to go another way."""
+    """Return True if the source shows that only the culprits should take another path."""
     if len(sides_of(case, finding.culprits)) > 1:
         return False
     return any(
@@ -61,7 +61,7 @@ def is_by_rank(case: Case, finding: Finding) -> bool:
 
 
 def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
-    """True if the culprits' way makes one call instead of the one that all others make."""
+    """Return True if the culprits' path makes a different call than all others do."""
     calls_in = case.source.program.communicating
     return any(
         len(calls_in(read.taken)) == len(calls_in(read.other)) == 1
@@ -73,14 +73,14 @@ def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
 
 
 def _made_an_odd_call(case: Case, finding: Finding) -> bool:
-    """True if the culprits made a call as never before, in the loop that the others are in."""
+    """Return True if the culprits made a new call in the loop that the others are in."""
     culprits = {*finding.culprits}
-    for parting in case.departures.partings:
-        side = odd_side(parting)
-        if side is not None and culprits & {*parting.ranks} == {parting.ranks[side]}:
-            here, there = (position(case, rank) for rank in parting.ranks)
-            parted = fork(case.source.program, here, there) if here and there else None
-            return parted is not None and not parted.left and not parted.back.left
+    for divergence in case.departures.divergences:
+        side = odd_side(divergence)
+        if side is not None and culprits & {*divergence.ranks} == {divergence.ranks[side]}:
+            here, there = (position(case, rank) for rank in divergence.ranks)
+            forked = fork(case.source.program, here, there) if here and there else None
+            return forked is not None and not forked.left and not forked.back.left
     return False
 
 
@@ -111,7 +111,7 @@ def _of_one_side(case: Case, finding: Finding, alone: Finding) -> Finding:
 
 
 def _is_for_few(case: Case, read: Read) -> bool:
-    """True if few ranks make a choice, by their number."""
+    """Return True if few ranks make a choice, by their number."""
     choice = read.choice
     if read.what is What.UNEVEN_LOOP:
         ended = isinstance(choice.node, ast.For) and not choice.taken
@@ -127,9 +127,9 @@ def _is_for_few(case: Case, read: Read) -> bool:
 
 
 def _is_elsewhere_for_others(case: Case, read: Read) -> bool:
-    """True if the others come to the call of the culprits, but never by this condition.
+    """Return True if the others reach the call of the culprits, but never by this condition.
 
-    It is in a function that others call, too.
+    It is in a function that others call too.
     """
     choice, test, mine = read.choice, read.choice.test, read.split.mine
     return (
@@ -145,7 +145,7 @@ def _is_elsewhere_for_others(case: Case, read: Read) -> bool:
 
 
 def _is_new(case: Case, read: Read) -> bool:
-    """True if the others have never made the call that the culprits are in."""
+    """Return True if the others have never made the call that the culprits are in."""
     waits = case.graph.by_rank.get(read.split.culprit, ())
     records = [wait.record for wait in waits if wait.record is not None]
     return not any(
@@ -154,15 +154,15 @@ def _is_new(case: Case, read: Read) -> bool:
 
 
 def _is_inside(read: Read, position: Position) -> bool:
-    """True if a rank is in the branch that culprits took, as far as its callers are known."""
+    """Return True if a rank is in the branch that culprits took, as far as callers are known."""
     return is_within(position.frames, read.choice.file, read.taken)
 
 
-# --- Loops that were left, and calls that few come to -------------------------------------
+# --- Loops that were left, and calls that few ranks reach ---------------------------------
 
 
 def refined_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
-    """The finding, as a loop that was left or a call that few come to where the source shows it."""
+    """The finding, as a loop that was left or a call of few ranks if the source shows it."""
     first = next(iter(reads), None)
     if first is None or finding.kind not in _IN_DIFFERENT_CALLS:
         return finding
@@ -171,13 +171,13 @@ def refined_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Fi
     line, site = first.split.mine.line, finding.site
     if line is not None and site is not None and (site.file, site.line) != line:
         return finding  # the choice led culprits to a call of long before
-    # A turn that is cut short ends a loop as well as one turn less.
+    # A shortened iteration ends a loop just as one iteration fewer does.
     for read in reads if first.what in _LEAVING else reads[:1]:
         left, still_in = _loops(case, read)
         if left is not None:
             return _left_loop(case, finding, read, left)
         if still_in is not None:
-            # A call that the others never came to is not one turn more of what they did.
+            # A call that the others never reached is not an extra iteration of their calls.
             known = all(len(case.job.ops.get(rank, ())) > 1 for rank in read.split.ranks)
             return (_of_few if known and _is_new(case, read) else _goes_on)(case, finding)
     communicates = case.source.program.communicates(first.other)
@@ -186,7 +186,7 @@ def refined_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Fi
 
 
 def _leads_in(read: Read) -> bool:
-    """True if a condition leads culprits to their call, and not only past that of the others."""
+    """Return True if a condition leads culprits to their call, not only past that of the others."""
     if _is_inside(read, read.split.mine):
         return True
     return not leaves(read.taken) and (bool(read.taken) or not isinstance(read.choice.node, ast.If))
@@ -197,22 +197,22 @@ def _loops(case: Case, read: Read) -> tuple[Loop | None, Loop | None]:
     node = read.choice.node
     if read.what is What.UNEVEN_LOOP and isinstance(node, Loop):
         return (None, node) if read.choice.taken else (node, None)
-    parted = fork(case.source.program, read.split.mine, read.split.theirs)
-    if parted is None or parted.file != read.choice.file:
+    forked = fork(case.source.program, read.split.mine, read.split.theirs)
+    if forked is None or forked.file != read.choice.file:
         return None, None
     at = getattr(node, "lineno", 0)
-    left = next((loop for loop in parted.left if _leaves(case, read, loop)), None)
-    return left, next((loop for loop in parted.back.left if in_body(loop, at)), None)
+    left = next((loop for loop in forked.left if _leaves(case, read, loop)), None)
+    return left, next((loop for loop in forked.back.left if in_body(loop, at)), None)
 
 
 def _leaves(case: Case, read: Read, loop: Loop) -> bool:
-    """True if a loop may be left by a choice, or by an exception of it that the choice handles."""
+    """Return True if a choice, or an exception that the choice handles, may leave a loop."""
     node = read.choice.node
     jumps = leaves(read.taken) or read.what not in CONDITIONS
     if not jumps and case.source.has_same_turns(read.choice.file, loop):
         return False  # it only leaves calls out
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
-    caught = read.choice.turn is Turn.EXCEPTION and last >= body_end(loop)
+    caught = read.choice.kind is Branch.EXCEPTION and last >= body_end(loop)
     return in_body(loop, first) or caught
 
 
@@ -220,7 +220,7 @@ def _left_loop(case: Case, finding: Finding, read: Read, loop: Loop) -> Finding:
     scene = _scene(case, finding)
     awaited = _entered(case, finding, scene.others)
     at = case.site_of_line(read.choice.file, loop.lineno)
-    over = all(wait.over for wait in finding.waits if wait.rank in scene.others)
+    over = all(wait.ended for wait in finding.waits if wait.rank in scene.others)
     _, mine = _entered(case, finding, finding.culprits)
     return replace(
         finding,
@@ -238,12 +238,12 @@ def _of_uneven_turns(case: Case, finding: Finding, reads: Sequence[Read]) -> Fin
     """
     sides, read = sides_of(case, finding.culprits), reads[0]
     split = read.split
-    parted = fork(case.source.program, split.mine, split.theirs)
+    forked = fork(case.source.program, split.mine, split.theirs)
     if read.what is not What.UNEVEN_LOOP or len(reads) > 1 or len(sides) != 2:  # noqa: PLR2004 (a pair)
         return finding
-    if parted is not None and read.choice.node in parted.back.left:
+    if forked is not None and read.choice.node in forked.back.left:
         here = split.mine
-    elif parted is not None and read.choice.node in parted.left:
+    elif forked is not None and read.choice.node in forked.left:
         here = split.theirs
     else:
         return finding
@@ -263,7 +263,7 @@ def _goes_on(case: Case, finding: Finding) -> Finding:
 
 
 def _of_few(case: Case, finding: Finding) -> Finding:
-    """The finding, of a call that few ranks come to."""
+    """The finding, of a call that few ranks reach."""
     scene = _scene(case, finding)
     (point, mine), (_, theirs) = (
         _entered(case, finding, ranks) for ranks in (finding.culprits, scene.others)
@@ -273,14 +273,14 @@ def _of_few(case: Case, finding: Finding) -> Finding:
         text = wording.unmatched(scene, mine, theirs, new=False)
         return replace(finding, kind=Kind.MISSING_PEER, text=text)
     where = disagreement.elsewhere(scene, theirs)
-    if not scene.others and isinstance(point, Place):
+    if not scene.others and isinstance(point, Slot):
         members = case.job.members(point.gid)
         scene = replace(scene, others=tuple(r for r in members if r not in finding.culprits))
-        where = "made other calls, and have ended"
+        where = "made other calls and ended"
     return replace(
         finding,
         kind=Kind.SUBSET_ENTERED,
-        wait_point=point if isinstance(point, Place) else finding.wait_point,
+        wait_point=point if isinstance(point, Slot) else finding.wait_point,
         collective=_collective(case, finding, finding.culprits),
         text=disagreement.subset(scene, where),
     )
@@ -291,16 +291,16 @@ def _of_few(case: Case, finding: Finding) -> Finding:
 
 def _entered(case: Case, finding: Finding, ranks: Ranks) -> tuple[WaitPoint | None, str]:
     """The wait point of ranks, and their operation there."""
-    place = finding.wait_point
-    if isinstance(place, Place) and ranks:
-        record = case.job.record(ranks[0], place)
+    slot = finding.wait_point
+    if isinstance(slot, Slot) and ranks:
+        record = case.job.record(ranks[0], slot)
         if record is not None:
-            return place, name_of(record)
+            return slot, name_of(record)
     own = (wait for rank in ranks for wait in case.graph.by_rank.get(rank, ()))
     for wait in (*finding.waits, *own):
         if wait.rank in ranks:
             return wait.wait_point, wait.op or UNNAMED
-    return place, UNNAMED
+    return slot, UNNAMED
 
 
 def _where(case: Case, entered: tuple[WaitPoint | None, str]) -> str:
@@ -330,7 +330,7 @@ def _site(case: Case, ranks: Ranks) -> Site | None:
 def _collective(case: Case, finding: Finding, ranks: Ranks) -> Collective | None:
     """The call that ranks are in."""
     point, op = _entered(case, finding, ranks)
-    record = case.job.record(ranks[0], point) if isinstance(point, Place) and ranks else None
+    record = case.job.record(ranks[0], point) if isinstance(point, Slot) and ranks else None
     if record is None:
         return case.collective(point, case.waits_at(point))
     return Collective(op, record.seq, record.dtype, record.shape)

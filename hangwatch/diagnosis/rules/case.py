@@ -19,7 +19,7 @@ from hangwatch.diagnosis.facts.faults import MARGIN_S, Fault, gpu_fault
 from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Graph, held_up
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, key_text, wait_point_text
@@ -33,10 +33,10 @@ from hangwatch.text import verb
 
 _T = TypeVar("_T")
 MOST_COMPARED = 128
-"""Ranks of which all that they did is compared."""
+"""Most ranks whose calls are all compared."""
 FEW = 4
-"""Ranks that stand for all that wait at one point, or that are missing there."""
-PARTED = frozenset(
+"""Most ranks that represent all that wait at one point, or are missing there."""
+DIVERGED = frozenset(
     {
         Kind.OP_MISMATCH,
         Kind.SUBSET_ENTERED,
@@ -45,7 +45,7 @@ PARTED = frozenset(
         Kind.ORDER_INVERSION,
     }
 )
-"""Kinds of which two sides are in different calls, and one has left the common program."""
+"""Kinds in which two sides are in different calls, and one left the common sequence."""
 _FROZEN = frozenset({Reason.STOPPED, Reason.DEBUGGER})
 _UNEXPLAINED = frozenset({Reason.UNKNOWN, Reason.GPU_KERNEL})
 
@@ -61,33 +61,33 @@ class Finding:
     text: Text
     reason: Reason = Reason.USER_CODE
     final: bool = False
-    """No future event lets the waiting ranks go on."""
+    """No future event lets the waiting ranks continue."""
     wait_point: WaitPoint | None = None
     collective: Collective | None = None
     site: Site | None = None
     victim_site: Site | None = None
     waits: tuple[Wait, ...] = ()
-    """Of its victims and its culprits."""
+    """The waits of its victims and its culprits."""
     ended: Ranks = ()
-    """Culprits that are gone."""
+    """Culprits that have ended."""
     hang: Certainty | None = None
-    """The certainty that it hangs, where that is surer than the culprits."""
-    apart: bool = False
+    """The certainty that it hangs, if higher than that of the culprits."""
+    different_calls: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
     differs: str = ""
     """The one respect in which their calls differ (facts/signatures.py: Differs)."""
     undecided: Ranks = ()
-    """The ranks that its text accuses, where any of its culprits may be at fault."""
+    """The ranks that its text accuses, if any of its culprits may be at fault."""
     against: Ranks = ()
     """The ranks that its culprits are compared with first."""
     what: What | None = None
-    """The cause, where the rule that found it knows."""
+    """The cause, if the rule that made the finding knows it."""
     settled: bool = False
-    """Neither what all did nor the source decides further who did it."""
+    """Neither the calls of all ranks nor the source can change the culprits."""
 
     @property
     def makes_a_group(self) -> bool:
-        """True if it is about the making of a group."""
+        """Return True if it is about the creation of a group."""
         point = self.wait_point
         setting_up = isinstance(point, Setup) and point.call == NEW_GROUP
         return setting_up or self.what is What.GROUP_CREATION
@@ -177,7 +177,7 @@ class Case:
     ) -> Scene:
         """Both sides at a wait point, with the line of each side and of each rank.
 
-        The other side are, unless given, the ranks that wait there, at the line of most of them.
+        The other side is, unless given, the ranks that wait there, at the line of most of them.
         """
         waits = self.waits_at(wait_point)
         if others is None:
@@ -187,7 +187,7 @@ class Case:
 
     @cached_property
     def departures(self) -> Departures:
-        """The ranks that left the common program, from what all ranks did."""
+        """The ranks that left the common sequence of calls, from the calls of all ranks."""
         return departures(self.job, self.ended, self.source, self._compared())
 
     def _compared(self) -> list[int]:
@@ -204,14 +204,14 @@ class Case:
         return list(islice(dict.fromkeys(ranks), MOST_COMPARED))
 
     def activity(self, rank: int) -> Activity:
-        """The activity of a rank, or its last one when it was ended from outside."""
+        """The activity of a rank, or its last one when it was terminated externally."""
         found = self._activities.get(rank)
         if found is None:
             found = self._activities[rank] = self._activity(rank)
         return found
 
     def has_returned(self, rank: int) -> bool:
-        """True if the program of a rank that lives is over (facts/awaited.py)."""
+        """Return True if the program of a rank that lives is over (facts/awaited.py)."""
         return (
             rank in self.job.ranks and rank not in self.ended and has_returned(self.job.ranks[rank])
         )
@@ -239,7 +239,7 @@ class Case:
         return Activity(Reason.USER_CODE, site, running=thread.active)
 
     def doing(self, rank: int) -> Activity:
-        """The activity of a rank, with what its own line waits for."""
+        """The activity of a rank, with the wait of its own line."""
         found = self.activity(rank)
         if found.reason is Reason.STORE_WAIT and (keys := awaited_keys(self.job.ranks[rank])):
             instead = nearest(self.job.ranks, keys)
@@ -259,7 +259,7 @@ class Case:
         wait = self._blocked[rank]
         if found.reason is Reason.USER_CODE:
             return replace(found, blocked=wait)
-        # What a handler waits for is its own affair, but where it goes back to what has raised.
+        # The wait of a handler is not of interest, unless it retries the code that raised.
         again = wait is not None and wait.on is On.RETRY
         return replace(found, reason=Reason.USER_CODE, blocked=wait) if again else found
 
@@ -291,7 +291,7 @@ class Case:
         return min(marks[min(marks)], key=lambda mark: mark.age_s)
 
     def is_frozen(self, rank: int) -> bool:
-        """True if nothing of a rank runs, not even what works on its collectives."""
+        """Return True if the whole process of a rank is stopped, even communication threads."""
         known = rank in self.job.ranks and rank not in self.ended
         return known and self.activity(rank).reason in _FROZEN
 
@@ -328,11 +328,11 @@ class Case:
         snapshot = self.job.ranks[rank]
         if rank in self.stuck:
             stuck = self.stuck[rank]
-            site = self.site_at(rank, stuck.place) if stuck.place is not None else None
+            site = self.site_at(rank, stuck.slot) if stuck.slot is not None else None
             return Activity(Reason.GPU_KERNEL, site, sure=stuck.sure)
         if rank not in self.ended:
             return activity(snapshot, self.texts)
-        # It was ended from outside: the exception says where that was.
+        # It was terminated externally: the exception shows the line.
         site = snapshot.exception.site if snapshot.exception else None
         return Activity(Reason.UNKNOWN, with_source(site, self.texts), interrupted=True)
 
@@ -342,34 +342,34 @@ class Case:
         thread = program_thread(snapshot) if snapshot else None
         return user_frames(thread.frames)[::-1] if thread else []
 
-    def site_at(self, rank: int, place: Place) -> Site | None:
-        """The user's line that entered a place, with its text."""
-        record = self.job.record(rank, place)
+    def site_at(self, rank: int, slot: Slot) -> Site | None:
+        """The user's line that entered a slot, with its text."""
+        record = self.job.record(rank, slot)
         if record is not None and record.site is not None:
             return self._with_call(rank, with_source(record.site, self.texts))
         if record is not None and self._is_apart(rank, record):
             return None
         site = with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
-        return None if site is None or self._is_of_a_later_call(rank, place, site) else site
+        return None if site is None or self._is_of_a_later_call(rank, slot, site) else site
 
-    def _is_of_a_later_call(self, rank: int, place: Place, site: Site) -> bool:
-        """True if a rank has come to a line only after a place, by a recorded call."""
+    def _is_of_a_later_call(self, rank: int, slot: Slot, site: Site) -> bool:
+        """Return True if a recorded call shows that a rank reached a line only after a slot."""
         here = (site.file, site.line)
         for _, record in reversed(self.job.ops.get(rank, ())):
-            if self.job.gid(record.group) == place.gid and record.seq <= place.seq:
+            if self.job.gid(record.group) == slot.gid and record.seq <= slot.seq:
                 return False
             if record.site is not None and (record.site.file, record.site.line) == here:
                 return True
         return False
 
     def _is_apart(self, rank: int, record: OpRecord) -> bool:
-        """True if a thread that Python started made a call: then the main stack is not its own."""
+        """Return True if a thread that Python started made a call: the main stack is another."""
         threads = self.job.ranks[rank].threads or ()
         frames = next((thread.frames for thread in threads if thread.tid == record.thread), ())
         return bool(frames) and frames[-1].file.endswith("/threading.py")
 
     def _raised_at(self, rank: int) -> Site | None:
-        """The line at which a peer's end threw a rank out of what C++ had issued."""
+        """The line at which a rank failed in a call that C++ issued, because a peer had ended."""
         end = self.ended.get(rank)
         return end.exception.site if end is not None and end.exception is not None else None
 
@@ -386,8 +386,8 @@ class Case:
 
     def wait_site(self, wait: Wait) -> Site | None:
         """The user's line of a wait; of one that is over the line that raised."""
-        found = wait.site or (self._raised_at(wait.rank) if wait.over else None)
-        if found is None and not wait.over:
+        found = wait.site or (self._raised_at(wait.rank) if wait.ended else None)
+        if found is None and not wait.ended:
             return self.waiting_site(wait.rank)
         return with_source(found, self.texts)
 
@@ -407,9 +407,9 @@ class Case:
                 found[rank] = site
         return found
 
-    def sites_at(self, ranks: Sequence[int], place: Place) -> dict[int, Site]:
-        """The lines at which ranks entered a place, where these are known."""
-        known = ((rank, self.site_at(rank, place)) for rank in ranks[:MOST_COMPARED])
+    def sites_at(self, ranks: Sequence[int], slot: Slot) -> dict[int, Site]:
+        """The lines at which ranks entered a slot, where these are known."""
+        known = ((rank, self.site_at(rank, slot)) for rank in ranks[:MOST_COMPARED])
         return {rank: site for rank, site in known if site is not None}
 
     def site_of(self, rank: int) -> Site | None:
@@ -433,7 +433,7 @@ class Case:
         return self._with_call(rank, most)
 
     def _with_call(self, rank: int, site: Site | None) -> Site | None:
-        """A site with what it has called, where the rank's stack is still there."""
+        """A site with its call of a package, if the rank's stack is still there."""
         if site is None or site.call is not None:
             return site
         here = self.waiting_site(rank)
@@ -445,10 +445,10 @@ class Case:
         return tuple(self.graph.at.get(wait_point, ())) if wait_point is not None else ()
 
     def records_at(self, wait_point: WaitPoint | None) -> Mapping[int, OpRecord]:
-        """The known calls of a place, by rank; empty for another wait point."""
-        if not isinstance(wait_point, Place):
+        """The known calls of a slot, by rank; empty for another wait point."""
+        if not isinstance(wait_point, Slot):
             return {}
-        return self.job.places(wait_point.gid).get(wait_point.seq, {})
+        return self.job.slots(wait_point.gid).get(wait_point.seq, {})
 
     def direct(self, wait_point: WaitPoint | None) -> Ranks:
         """The ranks that wait at a wait point itself."""
@@ -476,7 +476,7 @@ class Case:
 
     def collective(self, wait_point: WaitPoint | None, waits: Sequence[Wait]) -> Collective | None:
         """The call that a finding is about, as the waiting ranks know it."""
-        if isinstance(wait_point, Place):
+        if isinstance(wait_point, Slot):
             records = [wait.record for wait in waits if wait.record is not None]
             op = self.op_at(waits, wait_point)
             record = next((r for r in records if r.op == op), None)

@@ -1,7 +1,7 @@
-"""Finds the cause of a finding: the line at which the way of its culprits parted.
+"""Finds the cause of a finding: the line at which its culprits diverged from the others.
 
-By the choices that the source shows; and by what was seen besides: exceptions, threads that ended,
-gradients that were kept local, and what a loop goes over. Else by the kind of the finding.
+By the choices that the source shows, and by other evidence: exceptions, threads that ended,
+gradients that were kept local, the iterable of a loop. Otherwise by the kind of the finding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hangwatch.diagnosis.rules.choices import (
     OF_THE_PROGRAM,
     Read,
     are_busy,
-    has_parted,
+    has_diverged,
     is_about_groups,
     nodes_around,
     ways_at,
@@ -27,7 +27,7 @@ from hangwatch.diagnosis.rules.choices import (
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import line_at, position
-from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice
 from hangwatch.diagnosis.source.origins import (
     conditions_in_callbacks,
     root_of_rank,
@@ -38,7 +38,7 @@ from hangwatch.diagnosis.source.program import Line, Position, Program
 from hangwatch.diagnosis.source.syntax import called, in_body, own, retried_by, spans
 from hangwatch.diagnosis.source.values import early_ends, taken_before
 from hangwatch.diagnosis.text import reasons
-from hangwatch.diagnosis.text.reasons import Parted
+from hangwatch.diagnosis.text.reasons import TwoPaths
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
 from hangwatch.model.verdict import RootCause
@@ -87,7 +87,7 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
             left_without(case, finding)
             or unwinding
             or _by_retry(case, finding)
-            or without_order(case, finding, apart=True)
+            or without_order(case, finding, in_one_call=True)
             or _by_callback(case, finding)
             or _by_kind(case, finding)
         )
@@ -113,8 +113,8 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
 
     None where the source shows the handler.
     """
-    handled = case.exception_of(finding.culprits) if has_parted(case, finding) else None
-    if handled is None or any(read.choice.turn is Turn.EXCEPTION for read in found):
+    handled = case.exception_of(finding.culprits) if has_diverged(case, finding) else None
+    if handled is None or any(read.choice.kind is Branch.EXCEPTION for read in found):
         return None
     why = reasons.handling(finding.culprits, handled)
     site = with_source(handled.site, case.texts)
@@ -124,7 +124,7 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
 def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
     """The end of a thread, where a loop that it should feed ended earlier on its rank."""
     died = case.thread_that_died(finding.culprits)
-    if died is None or read.choice.turn is not Turn.LOOP or read.choice.taken:
+    if died is None or read.choice.kind is not Branch.LOOP or read.choice.taken:
         return None
     why = reasons.ended_thread(finding.culprits, died)
     waited_s = max((wait.age_s for wait in finding.waits), default=0.0)
@@ -134,7 +134,11 @@ def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
 
 def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
     """The lines that take from the iterator of a loop, or that may end its generator early."""
-    if not isinstance(read.node, ast.For) or read.choice.turn is not Turn.LOOP or read.choice.taken:
+    if (
+        not isinstance(read.node, ast.For)
+        or read.choice.kind is not Branch.LOOP
+        or read.choice.taken
+    ):
         return []
     file, program = read.choice.file, case.source.program
     taken = taken_before(program, file, read.node)
@@ -153,7 +157,7 @@ def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
 def _set_for_few(case: Case, finding: Finding, read: Read) -> RootCause | None:
     """The condition on the rank below which a value is set that a choice depends on."""
     test, file = read.choice.test, read.choice.file
-    if read.what is What.RANK_CONDITION or test is None or read.choice.turn is Turn.EXCEPTION:
+    if read.what is What.RANK_CONDITION or test is None or read.choice.kind is Branch.EXCEPTION:
         return None
 
     def asks(choice: Choice) -> bool:
@@ -171,7 +175,7 @@ def _set_for_few(case: Case, finding: Finding, read: Read) -> RootCause | None:
 
 def _by_retry(case: Case, finding: Finding) -> RootCause | None:
     """The handler that repeats a call that raised, where culprits are within that call."""
-    at = position(case, finding.culprits[0]) if has_parted(case, finding) else None
+    at = position(case, finding.culprits[0]) if has_diverged(case, finding) else None
     for line in at.frames[::-1] if at is not None else ():
         handler = retried_by(case.source.program.scope_at(line), line.number)
         if handler is not None:
@@ -184,11 +188,11 @@ def _by_retry(case: Case, finding: Finding) -> RootCause | None:
 def _by_callback(case: Case, finding: Finding) -> RootCause | None:
     """The condition by which a callback may steer a library on one rank, with all in one call.
 
-    The only such condition that asks for the rank, else the only one at all.
+    The only condition in it that depends on the rank, or else the only one at all.
     """
     sites = (finding.site, finding.victim_site)
     lines = {(one.file, one.line) if one and one.call else None for one in sites}
-    if not has_parted(case, finding) or len(lines) > 1 or None in lines:
+    if not has_diverged(case, finding) or len(lines) > 1 or None in lines:
         return None
     source = case.source
     found = [
@@ -209,17 +213,17 @@ def _of_choice(case: Case, finding: Finding, read: Read, sure: Certainty) -> Roo
     split = read.split
     lines = (split.start, split.mine.line, split.theirs.line)
     places = (line and case.site_of_line(*line) for line in lines)
-    parted = Parted(read.culprits, split.other, *places)
-    why = reasons.of_choice(read.what, read.site, read.choice, parted)
+    paths = TwoPaths(read.culprits, split.other, *places)
+    why = reasons.of_choice(read.what, read.site, read.choice, paths)
     cause = finding.cause(read.what, sure, read.site, why)
-    return replace(cause, evidence=reasons.evidence(parted))
+    return replace(cause, evidence=reasons.evidence(paths))
 
 
 # --- By the kind of the finding --------------------------------------------------------
 
 
 def _by_kind(case: Case, finding: Finding) -> RootCause:
-    """The cause by the kind of the finding, and by what the culprits do."""
+    """The cause by the kind of the finding and the activity of the culprits."""
     what = _named(case, finding)
     if what is What.UNKNOWN:
         return RootCause(what, Certainty.POSSIBLE)
@@ -259,7 +263,7 @@ def _by_kind(case: Case, finding: Finding) -> RootCause:
 
 
 def _of_messages(finding: Finding) -> RootCause | None:
-    """The tag or the group that the two sides of a message do not name alike."""
+    """The tag or the group on which the two sides of a message do not agree."""
     why = reasons.OF_MESSAGES.get(finding.differs)
     if why is None:
         return None
@@ -271,7 +275,7 @@ def _sized(case: Case, finding: Finding) -> RootCause | None:
     """The line that makes a size depend on the data of the rank, or a root on its own values."""
     at = position(case, finding.culprits[0]) if finding.culprits else None
     search = _BACK_TO.get(finding.differs)
-    if search is None or finding.apart or finding.site is None:
+    if search is None or finding.different_calls or finding.site is None:
         return None
     line = line_at(finding.site)
     above = at.frames[:-1] if at is not None and at.line == line else ()
@@ -285,7 +289,7 @@ def _sized(case: Case, finding: Finding) -> RootCause | None:
 
 
 def _stuck(case: Case, finding: Finding) -> RootCause:
-    """A line that does not come to its end, and the reason for its wait."""
+    """A line that does not finish, and the reason for its wait."""
     why, site, seen = reasons.of_kind(What.STUCK_LINE), finding.site, ""
     culprit = next(iter(finding.undecided or finding.culprits), -1)
     alive = culprit in case.job.ranks and culprit not in case.ended
@@ -313,7 +317,7 @@ def _to_another(case: Case, finding: Finding) -> RootCause | None:
 
 
 def _all_one_way(case: Case, finding: Finding) -> RootCause | None:
-    """The condition that led all culprits to one call, whose other way makes the counterpart."""
+    """The condition that led all culprits to one call, whose other branch has the counterpart."""
     site, sides = finding.site, _directions(finding)
     if site is None or site != finding.victim_site or len(sides) != 1:
         return None
@@ -353,7 +357,7 @@ def _directions(finding: Finding) -> set[bool]:
 
 
 def _own_loop(program: Program, mine: Position, theirs: Position) -> Line | None:
-    """The innermost loop that one place is in, and another is not."""
+    """The innermost loop that contains one position, and not another."""
     for line in mine.frames[::-1]:
         scope = program.scope_at(line)
         loops = program.loops_in(scope) if scope is not None else ()
@@ -366,7 +370,7 @@ def _own_loop(program: Program, mine: Position, theirs: Position) -> Line | None
 
 
 def _turning_from(program: Program, line: Line, missing: set[str]) -> ast.If | None:
-    """The condition around a line whose other way makes one of some calls, or has a helper do."""
+    """The condition around a line whose other branch makes one of some calls, or its helper."""
     for node in nodes_around(program, line, ast.If):
         ways = ways_at(program, line, node)
         mine = [way for way in ways if spans(way, line.number)]
@@ -384,7 +388,7 @@ def _named(case: Case, finding: Finding) -> What:
         return finding.what
     if is_about_groups(finding):
         return What.STUCK_LINE if are_busy(case, finding) else What.GROUP_CREATION
-    if finding.apart:
+    if finding.different_calls:
         return What.UNKNOWN  # calls of one operation, and not one call
     busy = finding.reason not in OF_THE_PROGRAM or are_busy(case, finding)
     if finding.kind is Kind.MISSING_PEER and busy:
@@ -395,10 +399,10 @@ def _named(case: Case, finding: Finding) -> What:
 
 
 def _is_one_call(case: Case, finding: Finding) -> bool:
-    """True if all members of a place are in one call, by all that is known.
+    """Return True if all members of a slot are in one call, by all that is known.
 
-    C++ issues buckets that may be left out. And where a line comes with one size after the other,
-    a rank that left a call out is at the next one.
+    C++ issues buckets that may be skipped. And if a line makes calls of one size after another, a
+    rank that skipped a call is at the next one.
     """
     records = case.records_at(finding.wait_point)
     sites = {record.site for record in records.values()}

@@ -1,6 +1,6 @@
-"""Finds the choices in the source by which culprits came to another call than the others.
+"""Finds the choices in the source by which culprits reached a different call than the others.
 
-Choices that cannot have led there are left out: a condition on the rank that the culprits do not
+Choices that cannot have led there are excluded: a condition on the rank that the culprits do not
 meet, a loop whose length is in the text.
 """
 
@@ -13,9 +13,9 @@ from itertools import islice
 from typing import TypeVar
 
 from hangwatch.diagnosis.facts.wait_points import Channel, Wait
-from hangwatch.diagnosis.rules.case import PARTED, Case, Finding
+from hangwatch.diagnosis.rules.case import DIVERGED, Case, Finding
 from hangwatch.diagnosis.rules.splits import Split, lines_before, lines_of, sides_of, splits
-from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
+from hangwatch.diagnosis.source.flow import Branch, Choice, asks_whether_run, exits
 from hangwatch.diagnosis.source.origins import conditions_of
 from hangwatch.diagnosis.source.paths import Ways, ways
 from hangwatch.diagnosis.source.program import Line, Position, Program
@@ -32,11 +32,11 @@ from hangwatch.model.kinds import Kind, Reason, What
 
 _Node = TypeVar("_Node", bound=ast.AST)
 MOST_EVEN = 3
-"""So often another way is looked for, where a loop with as many turns on all explains it."""
+"""Most searches for another path, if a loop with equal iterations on all ranks explains it."""
 MOST_SIDES = 2
-"""Of which any may be at fault, that are asked for what led them there."""
+"""Most sides that may be at fault whose choices are searched."""
 OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
-"""Reasons for which a rank is elsewhere that is neither busy nor stopped."""
+"""Reasons for which a rank that is neither busy nor stopped is elsewhere."""
 CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
 _ORDER = {
     What.RANK_CONDITION: 0,
@@ -59,46 +59,46 @@ class Read:
     culprits: Ranks
     split: Split
     taken: Sequence[ast.stmt] = ()
-    """Of an `if` the branch that they took."""
+    """The branch that they took, for an `if`."""
     other: Sequence[ast.stmt] = ()
-    """Of an `if` the branch that they did not take."""
+    """The branch that they did not take, for an `if`."""
     around: bool = False
-    """It is around where the culprits are, and no way is known by which others come past it."""
+    """It contains the line of the culprits, and no path of the others past it is known."""
 
 
 def are_busy(case: Case, finding: Finding) -> bool:
-    """True if no culprit waits, nor has come to its end."""
+    """Return True if no culprit waits or has ended."""
     return not any(rank in case.ended or case.graph.by_rank.get(rank) for rank in finding.culprits)
 
 
 def is_about_groups(finding: Finding) -> bool:
-    """True if ranks that are neither busy nor stopped did not make a group alike."""
+    """Return True if ranks that are neither busy nor stopped did not create a group alike."""
     return finding.makes_a_group and finding.reason in OF_THE_PROGRAM
 
 
-def has_parted(case: Case, finding: Finding) -> bool:
-    """True if culprits and others are at two places of the program, and it has a reason for it."""
+def has_diverged(case: Case, finding: Finding) -> bool:
+    """Return True if culprits and others are at different lines for a reason in the program."""
     if not finding.culprits or finding.reason not in OF_THE_PROGRAM:
         return False
     if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and are_busy(case, finding):
         return False
     if finding.kind is Kind.SIGNATURE_MISMATCH:
         sites = {record.site for record in case.records_at(finding.wait_point).values()}
-        return finding.apart or len(sites) > 1
-    return finding.what is None and (finding.kind in PARTED or is_about_groups(finding))
+        return finding.different_calls or len(sites) > 1
+    return finding.what is None and (finding.kind in DIVERGED or is_about_groups(finding))
 
 
 def choices_of(case: Case, finding: Finding) -> list[Read]:
-    """The choices by which culprits came to their call instead of that of the others.
+    """The choices by which culprits reached their call instead of that of the others.
 
-    Where any of several sides may be at fault, those of each side.
+    If any of several sides may be at fault, the choices of each side.
     """
-    if not has_parted(case, finding):
+    if not has_diverged(case, finding):
         return []
     sides = sides_of(case, finding.culprits)
     if len(sides) == 1 or (finding.makes_a_group and not finding.undecided):
         reads = _choices(case, finding, lambda rank: rank not in finding.against)
-        caught = [read for read in reads if read.choice.turn is Turn.EXCEPTION]
+        caught = [read for read in reads if read.choice.kind is Branch.EXCEPTION]
         return caught if caught and case.handled_by(finding.culprits) else reads
     found: dict[Site, Read] = {}
     for side in sides[:MOST_SIDES]:
@@ -121,7 +121,7 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
         for node in nodes_around(case.source.program, line, ast.If)[::-1]:
             taken = spans(node.body, line.number)
             if taken or spans(node.orelse, line.number):
-                choice = Choice(Turn.CONDITION, line.file, node, taken, node.test)
+                choice = Choice(Branch.CONDITION, line.file, node, taken, node.test)
                 read = _read(case, finding, choice, split, Ways())
                 alike = asks_whether_run(node.test) or case.source.is_alike(line.file, node.test)
                 if read is not None and not alike:
@@ -130,7 +130,7 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
 
 
 def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]:
-    """The choices by which the ways of two part, of the first two of which the ways are known."""
+    """The choices at which the paths of two ranks diverge, of the first two with known paths."""
     for split in known:
         if split.mine.line == split.theirs.line:
             continue
@@ -146,8 +146,8 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
             unlikely |= {read.site: read for read in evened}
             if len(reads) > len(evened):
                 return [*(read for read in reads if read not in evened), *unlikely.values()]
-            # Not by a turn more of a loop that has as many on all ranks: then by another way.
-            loops = [one for one in (found.decisive if found else ()) if one.turn is Turn.LOOP]
+            # Not by an extra iteration of a loop of equal length on all ranks, but by another path.
+            loops = [one for one in (found.decisive if found else ()) if one.kind is Branch.LOOP]
             if not {*loops} - even:
                 break
             even |= {*loops}
@@ -157,8 +157,8 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
 
 
 def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read]:
-    """The choices by which the ways of two part, as they read."""
-    # A call that no other rank comes to is not reached by the choice that keeps it from them.
+    """The choices at which the paths of two ranks diverge."""
+    # A call that no other rank reaches is not reached by the choice that keeps it from them.
     shut = [choice for choice in found.before if _is_shut(case, choice, split)]
     not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
     for choices in (shut, (*found.decisive, *found.around, *not_made)):
@@ -176,7 +176,7 @@ def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read
 
 
 def _is_periodic(test: ast.expr | None) -> bool:
-    """True if a condition holds every so many turns: that is mostly so on all ranks."""
+    """Return True if a condition holds every n iterations, mostly the same on all ranks."""
     return isinstance(test, ast.Compare | ast.UnaryOp) and any(
         isinstance(node, ast.Mod) for node in ast.walk(test)
     )
@@ -197,15 +197,15 @@ def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:
 
 
 def _ways(case: Case, split: Split, even: Collection[Choice]) -> Ways | None:
-    """The ways by which a culprit came to its line, and not to that of the other one.
+    """The paths by which a culprit reached its line, and not the line of the other one.
 
-    even: choices that it has not made, as all make them alike.
+    even: choices that it has not made, as all ranks make them the same way.
     """
     source, program = case.source, case.source.program
     before, ever = lines_before(case, split.culprit), lines_of(case, split.culprit)
 
     def barred(choice: Choice) -> bool:
-        """True for a choice that the culprit never makes: the same each time, and it did not."""
+        """Return True for a choice with a constant outcome that the culprit did not have."""
         node, test = choice.node, choice.test
         if choice in even or not isinstance(node, ast.If) or test is None:
             return choice in even
@@ -228,7 +228,7 @@ def _ways(case: Case, split: Split, even: Collection[Choice]) -> Ways | None:
 
 
 def is_within(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
-    """True if any of some lines of a file is in a body."""
+    """Return True if any of some lines of a file is in a body."""
     return any(line.file == file and spans(body, line.number) for line in lines)
 
 
@@ -254,22 +254,22 @@ def _named_by_source(
 ) -> tuple[What | None, ast.AST]:
     """The name of a choice, None where it cannot have been it, and the statement to change."""
     node = choice.node
-    if choice.turn is Turn.EXCEPTION:
+    if choice.kind is Branch.EXCEPTION:
         line = Line(choice.file, getattr(node, "lineno", 0))
         blocks = nodes_around(case.source.program, line, ast.Try)
         frames = split.mine.frames
         caught = [block.body for block in blocks if node in block.handlers]
         if frames and any(is_within(frames, frames[0].file, body) for body in caught):
-            return None, node  # a culprit is in the block, and has not come to what follows it
+            return None, node  # a culprit is in the block, and has not reached the code after it
         loop = exhausted_loop(case.source.program.scope_at(line), node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
-    if choice.turn is Turn.LOOP:
+    if choice.kind is Branch.LOOP:
         thrown_out = bool(case.handled_by(finding.culprits))
         same = not thrown_out and case.source.has_same_turns(choice.file, node)
         return (None if same else What.UNEVEN_LOOP), node
     test = choice.test
-    if choice.turn is Turn.CALL or test is None:
-        of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank
+    if choice.kind is Branch.CALL or test is None:
+        of_rank = choice.kind is Branch.CONDITION  # a decorator for one rank
         return (What.RANK_CONDITION if of_rank else What.DATA_CONDITION), node
     return _of_condition(case, finding, choice, test, split)
 
@@ -284,7 +284,7 @@ def _of_condition(
     if case.source.asks_for_rank(choice.file, test, strictly=True):
         culprits = {case.source.holds_for(choice.file, test, rank) for rank in finding.culprits}
         others = {case.source.holds_for(choice.file, test, rank) for rank in split.ranks[1:]}
-        # Culprits have gone this way, and another has not; nor did they go the other way before.
+        # Culprits took this path, and another rank did not; nor did they take the other one before.
         settled = split.known and case.source.is_settled(choice.file, test)
         if settled or not culprits <= {None, choice.taken} or choice.taken in others:
             return None, node
@@ -297,7 +297,7 @@ def _of_condition(
 
 
 def _asks_for_itself(case: Case, choice: Choice, test: ast.expr) -> bool:
-    """True if a condition compares the rank with the target of a loop around it."""
+    """Return True if a condition compares the rank with the target of a loop around it."""
     if not isinstance(test, ast.Compare) or len(test.comparators) != 1:
         return False
     line = Line(choice.file, test.lineno)
@@ -338,7 +338,7 @@ def nodes_around(program: Program, line: Line, kind: type[_Node]) -> list[_Node]
 
 
 def _turns_round(case: Case, split: Split, found: Ways) -> bool:
-    """True if the program makes both calls in a turn, whichever way it goes at a condition."""
+    """Return True if the program makes both calls in an iteration on either branch."""
     waits = case.graph.by_rank.get(split.culprit, ())
     return found.turned_round and all(
         _made_alike(case, rank, wait) for rank in split.ranks[1:] for wait in waits
@@ -346,7 +346,7 @@ def _turns_round(case: Case, split: Split, found: Ways) -> bool:
 
 
 def _made_alike(case: Case, rank: int, wait: Wait) -> bool:
-    """True if a rank has made a call like the one that another waits in, in a group of its kind."""
+    """Return True if a rank made the call that another waits in, in a group of its kind."""
     record = wait.record
     return record is not None and any(
         made.wire == record.wire
@@ -357,7 +357,7 @@ def _made_alike(case: Case, rank: int, wait: Wait) -> bool:
 
 
 def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
-    """True if a culprit makes a choice by its rank, and the other rank does not."""
+    """Return True if a culprit makes a choice by its rank, and the other rank does not."""
     test = choice.test
     if test is None or not case.source.asks_for_rank(choice.file, test, strictly=True):
         return False
@@ -368,11 +368,11 @@ def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
 
 
 def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
-    """The statement by which a branch leaves a turn, a loop, a function, and its name."""
+    """The statement by which a branch leaves an iteration, loop or function, and its name."""
     node = choice.node
     body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
     if not body or is_within(mine.frames, choice.file, body):
-        return None  # it is still on the way there
+        return None  # it has not reached it
     match body[-1]:
         case ast.Continue():
             return What.SKIPPED_ITERATION, body[-1]

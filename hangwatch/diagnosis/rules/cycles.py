@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from hangwatch.diagnosis.facts.channels import is_guessed, senders
 from hangwatch.diagnosis.facts.history import has_history, is_usual_wait, step
-from hangwatch.diagnosis.facts.job import is_minority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.job import at_most_half
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Root
 from hangwatch.diagnosis.rules.blocking import finished
 from hangwatch.diagnosis.rules.case import Case, Finding
@@ -73,10 +73,10 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
             if wait.rank in inside or (not inside and _is_first(case, root, wait))
         ]
         outside.extend(wait for wait in there if inside and wait.rank not in inside)
-    # The calls that they made before they came to wait might show which of them left the way.
+    # Their calls before they waited might show which of them left the common sequence.
     waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait) for wait in (*waits, *outside))
-    left = _divergence(case, waits, outside, [*_for_messages(case, root)])
+    left = _blame(case, waits, outside, [*_for_messages(case, root)])
     finding = _judge_messages(case, sides) if left is None else None
     if finding is not None:
         return finding
@@ -86,7 +86,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         return _half_message(case, oldest, inside, silent=silent and left is None)
     finding = _inversion(case, sides, left)
     if left is None and silent and finding.certainty is Certainty.PROVED:
-        # One of two sides may have left the way, and the other is named with it.
+        # One of two sides may have left the common sequence, and the other is named with it.
         outvoted = len(finding.culprits) < len({wait.rank for wait in waits})
         return replace(finding, certainty=Certainty.LIKELY if outvoted else Certainty.POSSIBLE)
     return finding
@@ -116,12 +116,12 @@ def _all_connect(case: Case, root: Root) -> Finding | None:
 
 
 def _left_group(case: Case, root: Root) -> Finding | None:
-    """Some wait in a group that others have destroyed, which come to it no more.
+    """Some ranks wait in a group that others have destroyed and no longer enter.
 
-    The waits of those others do not matter: that they went on is the rest of their way.
+    The waits of the others do not matter: they only continued their program.
     """
     for wait_point in root.wait_points:
-        if isinstance(wait_point, Place):
+        if isinstance(wait_point, Slot):
             missing = case.graph.missing.get(wait_point, ())
             gone = sorted(rank for rank in missing if case.job.has_left(rank, wait_point.gid))
             if gone:
@@ -130,7 +130,7 @@ def _left_group(case: Case, root: Root) -> Finding | None:
 
 
 def _is_first(case: Case, root: Root, wait: Wait) -> bool:
-    """True if the rank came to this one first of the root's wait points."""
+    """Return True if this was the first of the root's wait points that the rank reached."""
     wait_points = (
         own.wait_point
         for own in case.graph.by_rank[wait.rank]
@@ -139,7 +139,7 @@ def _is_first(case: Case, root: Root, wait: Wait) -> bool:
     return next(wait_points, None) == wait.wait_point
 
 
-def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence | None) -> Finding:
+def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Blame | None) -> Finding:
     """Ranks that wait for each other in different calls; left: the ones that left the program."""
     ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     parts = [
@@ -152,8 +152,8 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence
         if waits
     ]
     waits = tuple(wait for _, side in ordered for wait in side)
-    firm = all(wait.firm for wait in waits)
-    certainty = Certainty.PROVED if firm else Certainty.LIKELY
+    blocked = all(wait.is_blocked for wait in waits)
+    certainty = Certainty.PROVED if blocked else Certainty.LIKELY
     kind = Kind.ORDER_INVERSION
     if left is None:
         culprits, about = _fewer([ranks for ranks, _, _ in parts]), ordered[0][0]
@@ -167,23 +167,23 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence
         rest = [wait for wait in waits if wait.rank not in culprits]
         about = guilty[0].wait_point
         site, other_site = case.victims_site(guilty), case.victims_site(rest)
-        if left.parted:
+        if left.undecided:
             certainty = Certainty.POSSIBLE
-        if isinstance(about, Channel) and not left.parted:
+        if isinstance(about, Channel) and not left.undecided:
             kind = Kind.MISSING_PEER
             mine, theirs = (case.op_at(some, None) or "a collective" for some in (guilty, rest))
             group = group_text(case.job, about.gid)
             scene = Scene(culprits, left.others, group, site, other_site)
             text = wording.unmatched(scene, mine, theirs, new=True)
         else:
-            text = wording.cycle(parts, culprits, parted=left.parted)
+            text = wording.cycle(parts, culprits, undecided=left.undecided)
     return Finding(
         kind=kind,
         certainty=certainty,
         culprits=culprits,
         victims=case.victims_of(culprits, sides),
         text=text,
-        final=firm,
+        final=blocked,
         wait_point=about,
         collective=case.collective(about, case.waits_at(about)),
         site=site,
@@ -193,7 +193,7 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence
 
 
 def _fewer(sides: Sequence[Ranks]) -> Ranks:
-    """Of two sides the one with fewer ranks; else all that wait for each other."""
+    """The side with fewer ranks, if there are two; otherwise all that wait for each other."""
     if len(sides) == 2 and len(sides[0]) < len(sides[1]):  # noqa: PLR2004 (one or the other)
         return sides[0]
     return tuple(sorted({rank for ranks in sides for rank in ranks}))
@@ -202,8 +202,8 @@ def _fewer(sides: Sequence[Ranks]) -> Ranks:
 # --- A message without its other half -----------------------------------------------------
 
 
-def _is_cause(case: Case, wait_point: Channel, left: _Divergence | None) -> bool:
-    """True if a send or recv without its other half is the cause of the cycle."""
+def _is_cause(case: Case, wait_point: Channel, left: _Blame | None) -> bool:
+    """Return True if a send or recv without its other half is the cause of the cycle."""
     peers = _peers_of(case, wait_point)
     if left is not None:
         known = bool(peers) and {*peers} <= {*left.culprits}
@@ -223,19 +223,19 @@ def _peers_of(case: Case, wait_point: Channel) -> Ranks:
     if wait_point.peer != ANYONE:
         return (wait_point.peer,)
     missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
-    return missing if len(several) == 1 or is_minority(missing, several) else ()
+    return missing if len(several) == 1 or at_most_half(missing, several) else ()
 
 
 def _half_message(case: Case, wait_point: Channel, inside: set[int], *, silent: bool) -> Finding:
     """A send or recv whose peer waits in something else, and that for the waiter.
 
-    silent: it may as well be the waiter that has left the way.
+    silent: the waiter may as well have left the common sequence.
     """
     peers = _peers_of(case, wait_point)
     finding = missing_peer(case, wait_point, peers, case.waiting_text(peers), Reason.USER_CODE)
-    firm = all(wait.firm for rank in inside for wait in case.graph.by_rank.get(rank, ()))
-    sure = firm and wait_point.peer != ANYONE and not silent
-    return replace(finding, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
+    blocked = all(wait.is_blocked for rank in inside for wait in case.graph.by_rank.get(rank, ()))
+    sure = blocked and wait_point.peer != ANYONE and not silent
+    return replace(finding, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=blocked)
 
 
 def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
@@ -246,52 +246,52 @@ def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
                 yield from case.waits_at(point)
 
 
-# --- The ranks of a cycle that left the common program ------------------------------------
+# --- The ranks of a cycle that left the common sequence of calls --------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Divergence:
-    """The ranks of a cycle that left the common program, and the others."""
+class _Blame:
+    """The ranks of a cycle that left the common sequence of calls, and the others."""
 
     culprits: Ranks
     others: Ranks
-    parted: bool = False
-    """``culprits`` parted from each other, and it is not known which of them left."""
+    undecided: bool = False
+    """One of ``culprits`` left the common sequence of calls, and it is not known which."""
 
 
-def _divergence(
+def _blame(
     case: Case, waits: Sequence[Wait], outside: Sequence[Wait], for_messages: Sequence[Wait]
-) -> _Divergence | None:
+) -> _Blame | None:
     """Judge the ranks of a cycle, each with the one wait that it is in.
 
-    That ranks wait for each other does not show which is wrong: the one is that does what it never
-    did at this point. outside: waits of other ranks at the same wait points, each on the side of
-    those with whom it waits. for_messages: those of other ranks for messages of the cycle.
+    The cycle itself does not show which rank is wrong: it is one that does something new at this
+    point. outside: waits of other ranks at the same wait points, each on the side that it waits
+    with. for_messages: waits of other ranks for messages of the cycle.
     """
     inside = {wait.rank for wait in waits}
     there = [*waits, *outside]
     everyone = tuple(sorted({wait.rank for wait in there}))
     departures = case.departures
     alone = (departures.ranks or departures.tied) & inside
-    if is_minority(alone, everyone):
-        return _Divergence(*_sides(alone, everyone), parted=not departures.ranks)
+    if at_most_half(alone, everyone):
+        return _Blame(*_sides(alone, everyone), undecided=not departures.ranks)
     if len(everyone) == 2 and _is_one_call(waits):  # noqa: PLR2004 (a pair)
         return None  # both send first: either may be at fault
     culprits, others = _sides(_strange(case, there, everyone, for_messages), everyone)
     culprits = tuple(rank for rank in culprits if rank in inside)
-    return _Divergence(culprits, others) if culprits else None
+    return _Blame(culprits, others) if culprits else None
 
 
 def _strange(
     case: Case, waits: Sequence[Wait], everyone: Ranks, for_messages: Sequence[Wait]
 ) -> set[int]:
-    """The few ranks that do what they never did after what they did before, while all others do."""
+    """The few ranks whose call never followed their earlier calls, while it did on all others."""
     usual = {wait.rank: is_usual_wait(case.job, wait) for wait in waits}
     strange = {rank for rank, is_so in usual.items() if is_so is False}
     rest = {rank for rank, is_so in usual.items() if is_so}
-    if strange | rest != {*everyone} or not is_minority(strange, everyone):
+    if strange | rest != {*everyone} or not at_most_half(strange, everyone):
         return set()
-    # A rank that waits for the rest in what it never did shows that the program went on.
+    # A rank that waits for the rest in a new call shows that the program continued.
     along = any(
         is_usual_wait(case.job, wait) is False
         and {*case.graph.missing.get(wait.wait_point, ())} <= rest
@@ -301,7 +301,7 @@ def _strange(
 
 
 def _is_one_call(waits: Sequence[Wait]) -> bool:
-    """True if all send from one line of the program."""
+    """Return True if all send from one line of the program."""
     calls = {step(wait.record) for wait in waits if wait.record is not None and wait.record.p2p}
     return len(calls) == 1 and all(w.record and "send" in w.record.wire for w in waits)
 
@@ -350,16 +350,15 @@ def _judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Fi
         return None
     if len({side.point.sends for side in found}) == 1:
         pairs = [(side, other) for side in found if (other := _posted(case, side)) is not None]
-        parted = (pair for pair in pairs if any(_leap(case, side) for side in pair))
-        named = next(parted, None)
-        if named is not None:
-            return _of_two_names(case, *named)
+        leaps = (pair for pair in pairs if any(_leap(case, side) for side in pair))
+        if (pair := next(leaps, None)) is not None:
+            return _of_two_names(case, *pair)
         return _of_one_direction(case, found, posted=bool(pairs))
     return _of_two_names(case, *found) if len(found) == 2 else None  # noqa: PLR2004 (a pair)
 
 
 def _posted(case: Case, side: _Side) -> _Side | None:
-    """The call of its peer, still under way, for the message but with another tag."""
+    """The unfinished call of its peer for the message, but with another tag."""
     gid, waiter, peer = side.point.gid, side.rank, side.point.peer
     wire = "recv" if side.point.sends else "send"
     for own, record in case.job.ops.get(peer, ()):
@@ -392,9 +391,9 @@ def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding:
 
 
 def _of_one_direction(case: Case, found: Sequence[_Side], *, posted: bool) -> Finding:
-    """Ranks that all send or all receive: no call would let the first go on.
+    """Ranks that all send or all receive: no call would let the first one continue.
 
-    posted: some have made their part of other messages, with other tags.
+    posted: some have posted their part of other messages, with other tags.
     """
     ranks = tuple(sorted(side.rank for side in found))
     first, second = sorted(found, key=lambda side: side.rank)[:2]
@@ -418,15 +417,15 @@ def _finding(
 ) -> Finding:
     points = [side.point for side in sides]
     waits = tuple(side.wait for side in sides)
-    firm = all(wait.firm for wait in waits)
+    blocked = all(wait.is_blocked for wait in waits)
     ranks, culprits = {side.rank for side in sides}, {*scene.culprits}
     victims = tuple(sorted({*case.victims_of(culprits, points), *ranks} - culprits))
     finding = Finding(
         kind=Kind.MISSING_PEER,
         certainty=Certainty.LIKELY if culprits < ranks else Certainty.POSSIBLE,
         text=text,
-        final=firm,
-        hang=Certainty.PROVED if firm else Certainty.LIKELY,
+        final=blocked,
+        hang=Certainty.PROVED if blocked else Certainty.LIKELY,
         what=What.DIFFERENT_ARGUMENT if differs else What.UNMATCHED_P2P,
         settled=True,
         differs=differs,

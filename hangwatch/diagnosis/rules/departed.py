@@ -1,4 +1,4 @@
-"""Blames a hang on the ranks that left the common program, be it long before they got stuck."""
+"""Blames a hang on the ranks that left the common sequence of calls, even long before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from hangwatch.diagnosis.facts.alignment import END, Made, Parting
+from hangwatch.diagnosis.facts.alignment import END, Divergence, Made
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import (
@@ -21,9 +21,9 @@ from hangwatch.diagnosis.facts.history import (
     step,
 )
 from hangwatch.diagnosis.facts.job import NEW_GROUP, is_majority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Slot
 from hangwatch.diagnosis.rules.by_source import is_by_rank
-from hangwatch.diagnosis.rules.case import MOST_COMPARED, PARTED, Case, Finding, collective_of
+from hangwatch.diagnosis.rules.case import DIVERGED, MOST_COMPARED, Case, Finding, collective_of
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import MAX_SHOWN, Ranks, at_line, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
@@ -34,7 +34,7 @@ from hangwatch.model.snapshot import OpRecord
 from hangwatch.text import capital, the_ranks, verb
 
 AGREE_AFTER = 2
-"""Calls after one that was left out, or made more, that have to agree."""
+"""Calls after a skipped or an extra one that have to agree."""
 _OF_TWO = frozenset({Kind.FINISHED_EARLY, Kind.MISSING_PEER, Kind.ORDER_INVERSION})
 """Kinds of which the one side may be at fault as well as the other."""
 _OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED})
@@ -42,18 +42,18 @@ _OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED})
 
 
 def with_departure(case: Case, finding: Finding) -> Finding:
-    """The finding, of the ranks that left the common program, where the calls of all show it."""
+    """The finding, of the ranks that left the common sequence, if the calls of all show it."""
     culprits = {*finding.culprits}
     if finding.kind is Kind.NEVER_ENTERED:
         elsewhere = _came_from_elsewhere(case, finding) and culprits == case.departures.ranks
         return _since(case, finding) if elsewhere else finding
-    if finding.kind not in PARTED and not finding.makes_a_group:
+    if finding.kind not in DIVERGED and not finding.makes_a_group:
         return finding
     left = case.departures.ranks & {*culprits, *finding.victims}
     blamed = left == culprits and not finding.makes_a_group
-    parting = _parting(case, left) if left and not blamed else None
-    if parting is not None:
-        return _of_departed(case, finding, tuple(sorted(left)), parting)
+    divergence = _divergence(case, left) if left and not blamed else None
+    if divergence is not None:
+        return _of_departed(case, finding, tuple(sorted(left)), divergence)
     if left == culprits:
         since = _since(case, finding)
         return since.likely_at_most() if left & case.departures.by_habit else since
@@ -68,12 +68,12 @@ def _of_groups(case: Case, finding: Finding) -> Finding:
     All ranks have to make all groups: so it stands that the culprits did not, and no more.
     """
     tied = _tied(case, finding)
-    parting = _parting(case, finding.culprits) if tied else None
-    if parting is None:
+    divergence = _divergence(case, finding.culprits) if tied else None
+    if divergence is None:
         return finding
-    culprit = next(rank for rank in parting.ranks if rank in finding.culprits)
-    alike = tied - _makers(case, parting.seen_by(culprit)[1][0])
-    departed = _of_departed(case, finding, tuple(sorted(alike)), parting)
+    culprit = next(rank for rank in divergence.ranks if rank in finding.culprits)
+    alike = tied - _makers(case, divergence.seen_by(culprit)[1][0])
+    departed = _of_departed(case, finding, tuple(sorted(alike)), divergence)
     return replace(departed, certainty=Certainty.POSSIBLE)
 
 
@@ -97,12 +97,12 @@ def _or_another(case: Case, finding: Finding) -> Finding:
     culprits, others = {*finding.culprits}, _others(case, finding)
     tied, elsewhere = _tied(case, finding), [_is_elsewhere(case, rank) for rank in culprits]
     if finding.kind is Kind.MISSING_PEER and not any(elsewhere):
-        return finding  # they may yet make it
+        return finding  # they may still make it
     point = finding.wait_point
     if isinstance(point, Channel) and _is_awaited_elsewhere(case, point):
         either = finding.of_any(culprits | {point.waiter})
         return replace(either, what=What.DIFFERENT_ARGUMENT, differs=PEER)
-    # Else the culprits are fewer, or busy.
+    # Otherwise the culprits are fewer, or busy.
     even = finding.reason in _OF_THE_PROGRAM and len(culprits) >= len(others) and all(elsewhere)
     if not tied and not even:
         return finding
@@ -114,7 +114,7 @@ def _or_another(case: Case, finding: Finding) -> Finding:
 
 
 def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
-    """True if a third rank waits for the other half of a message, as never before.
+    """Return True if a third rank waits for the other half of a message, as never before.
 
     Then that one and the peer agree that there is a change, which the waiter may have missed. Or
     as it has from the beginning, and the peer has had all messages of the waiter until now.
@@ -133,14 +133,14 @@ def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
 
 
 def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
-    """True if a culprit made another call in the group where the waiting ranks made theirs."""
-    place = finding.wait_point
-    if not isinstance(place, Place) or not finding.waits or not finding.culprits:
+    """Return True if a culprit made a different call in the group of the waiting ranks."""
+    slot = finding.wait_point
+    if not isinstance(slot, Slot) or not finding.waits or not finding.culprits:
         return False
     culprit, other = finding.culprits[0], finding.waits[0].rank
     return any(
         step(records[culprit]) != step(records[other])
-        for records in case.job.places(place.gid).values()
+        for records in case.job.slots(slot.gid).values()
         if culprit in records and other in records
     )
 
@@ -149,7 +149,7 @@ def _tied(case: Case, finding: Finding) -> set[int]:
     """The ranks that may have left the program as well as the culprits."""
     culprits, victims = {*finding.culprits}, {*finding.victims}
     tied = case.departures.tied
-    # Of a tie with a rank that does not wait and is not awaited, that one explains nothing.
+    # In a tie, a rank that neither waits nor is awaited explains nothing.
     if tied & culprits and (tied <= culprits or tied & victims):
         return culprits | (tied & victims)
     return set()
@@ -157,18 +157,18 @@ def _tied(case: Case, finding: Finding) -> set[int]:
 
 def _others(case: Case, finding: Finding) -> set[int]:
     """The ranks on the other side of a finding than its culprits."""
-    culprits, place, before = {*finding.culprits}, finding.wait_point, case.graph.before()
+    culprits, slot, before = {*finding.culprits}, finding.wait_point, case.graph.before()
     others = {wait.rank for wait in finding.waits}
     if finding.kind is Kind.ORDER_INVERSION:
         return others - culprits
     if finding.reason is Reason.EXITED:
         for node in chain.from_iterable(before.get(rank, ()) for rank in culprits):
             others.update(case.direct(node) if not isinstance(node, int) else ())
-    if isinstance(place, Channel):
-        others.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
+    if isinstance(slot, Channel):
+        others.update(senders(case.job, slot) if slot.peer == ANYONE else (slot.peer,))
         others.update(*(_in_messages(case, rank) for rank in culprits))
-    elif isinstance(place, Place):
-        others.update(case.job.members(place.gid))
+    elif isinstance(slot, Slot):
+        others.update(case.job.members(slot.gid))
     return others - culprits
 
 
@@ -176,21 +176,21 @@ def _in_messages(case: Case, rank: int) -> set[int]:
     """The members of the collective that a rank is in that are in messages, if these are most."""
     by_rank = case.graph.by_rank
     points = (wait.wait_point for wait in by_rank.get(rank, ()))
-    place = next((point for point in points if isinstance(point, Place)), None)
-    if place is None:
+    slot = next((point for point in points if isinstance(point, Slot)), None)
+    if slot is None:
         return set()
-    members = case.job.members(place.gid)
+    members = case.job.members(slot.gid)
     found = {
         member
         for member in members
-        if not case.job.arrived(member, place)
+        if not case.job.arrived(member, slot)
         and any(isinstance(other.wait_point, Channel) for other in by_rank.get(member, ()))
     }
     return found if is_majority(found, members) else set()
 
 
 def _is_elsewhere(case: Case, rank: int) -> bool:
-    """True if a rank has come to its end, or waits: else it may yet come."""
+    """Return True if a rank has ended, or waits: otherwise it may still make the call."""
     end = case.ended.get(rank)
     if end is not None:
         return end.how is How.CLEAN
@@ -200,7 +200,7 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
 
 
 def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
-    """True if ranks wait in calls that they never came to from there, and the others as ever."""
+    """Return True if ranks wait in calls that are new there, and the others in their usual ones."""
 
     def usual(rank: int) -> set[bool | None]:
         waits = case.graph.by_rank.get(rank, ())
@@ -211,49 +211,51 @@ def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
 
 
 def _since(case: Case, finding: Finding) -> Finding:
-    """The finding, from an earlier call on that its culprits left out, or made more."""
-    place = finding.wait_point
+    """The finding, from an earlier call on that its culprits skipped, or made in excess."""
+    slot = finding.wait_point
 
     def is_before(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
         moved = _moved_by(mine, theirs)
-        if moved is None or not isinstance(place, Place):
+        if moved is None or not isinstance(slot, Slot):
             return False
         about = theirs[0] if moved > 0 else mine[0]
-        # The place where they got stuck is in the finding as it is.
-        return (about.gid, about.p2p) == (place.gid, False) and about.seq < place.seq
+        # The slot where they got stuck is in the finding as it is.
+        return (about.gid, about.p2p) == (slot.gid, False) and about.seq < slot.seq
 
-    parting = _parting(case, finding.culprits, is_before)
-    return finding if parting is None else _of_departed(case, finding, finding.culprits, parting)
+    divergence = _divergence(case, finding.culprits, is_before)
+    return (
+        finding if divergence is None else _of_departed(case, finding, finding.culprits, divergence)
+    )
 
 
-def _parting(
+def _divergence(
     case: Case,
     culprits: Iterable[int],
     fits: Callable[[Sequence[Made], Sequence[Made]], bool] = lambda _mine, _theirs: True,
-) -> Parting | None:
-    """The parting of most culprits from ranks that did not leave the common program."""
-    alike: dict[tuple[Step, Step], list[Parting]] = defaultdict(list)
-    for parting in case.departures.partings:
-        guilty = {*parting.ranks} & {*culprits}
+) -> Divergence | None:
+    """The divergence of most culprits from ranks that did not leave the common sequence."""
+    alike: dict[tuple[Step, Step], list[Divergence]] = defaultdict(list)
+    for divergence in case.departures.divergences:
+        guilty = {*divergence.ranks} & {*culprits}
         if len(guilty) == 1:
-            mine, theirs = parting.seen_by(guilty.pop())
+            mine, theirs = divergence.seen_by(guilty.pop())
             if fits(mine, theirs):
-                alike[mine[0].step, theirs[0].step].append(parting)
+                alike[mine[0].step, theirs[0].step].append(divergence)
     if not alike:
         return None
     most = max(alike, key=lambda steps: (sum(one.pairs for one in alike[steps]), steps))
     return alike[most][0]
 
 
-def _of_departed(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Finding:
-    """The finding, of these culprits and from where they left the common program."""
+def _of_departed(case: Case, finding: Finding, culprits: Ranks, divergence: Divergence) -> Finding:
+    """The finding, of these culprits and from the call at which they left the common sequence."""
     victims = tuple(sorted({*finding.culprits, *finding.victims} - {*culprits}))
-    culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
-    mine, theirs = parting.seen_by(culprit)
+    culprit, other = sorted(divergence.ranks, key=lambda rank: rank not in culprits)
+    mine, theirs = divergence.seen_by(culprit)
     moved = _moved_by(mine, theirs)
     is_theirs = mine[0].step == END or (moved is not None and moved > 0)
     call, caller = (theirs[0], other) if is_theirs else (mine[0], culprit)
-    where = wait_point_text(case.job, Place(call.gid, call.seq), call.step.wire)
+    where = wait_point_text(case.job, Slot(call.gid, call.seq), call.step.wire)
     if call.p2p:
         where = f"{call.step.wire} in {group_text(case.job, call.gid)}"
     scene = Scene(
@@ -337,10 +339,10 @@ def _site(case: Case, rank: int, made: Made) -> Site | None:
         return with_source(record.site, case.texts)
     if made.step == END or made.p2p:
         return None
-    return case.site_at(rank, Place(made.gid, made.seq))
+    return case.site_at(rank, Slot(made.gid, made.seq))
 
 
 def _moved_by(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:
-    """The number of calls that the first left out, or made more (negative); None for neither."""
+    """The number of calls that the first skipped, or made in excess (negative), or None."""
     one, other = (dict(enumerate(made.step for made in way)) for way in (mine, theirs))
     return shift(one, other, AGREE_AFTER)

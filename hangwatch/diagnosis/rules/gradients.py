@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from hangwatch.diagnosis.facts.history import NO_SYNC, lines_of, uneven
-from hangwatch.diagnosis.facts.wait_points import Place, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import Slot, WaitPoint
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.source.syntax import own
 from hangwatch.diagnosis.text import reasons
@@ -21,21 +21,21 @@ from hangwatch.model.verdict import RootCause
 _NOT_REDUCED = re.compile(r"Expected to have finished reduction in the prior iteration")
 """torch/csrc/distributed/c10d/reducer.cpp."""
 _DDP = "DistributedDataParallel"
-_PARTED = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.SIGNATURE_MISMATCH}
+_DIVERGED = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.SIGNATURE_MISMATCH}
 
 
 def kept_local(case: Case, finding: Finding) -> RootCause | None:
     """The no_sync() that culprits used more often than the others, which wait in the bucket.
 
-    Or less often, and they are in a bucket that the others left out.
+    Or less often, and they are in a bucket that the others did not reduce.
     """
-    place = finding.wait_point
-    if not isinstance(place, Place) or finding.kind not in _PARTED:
+    slot = finding.wait_point
+    if not isinstance(slot, Slot) or finding.kind not in _DIVERGED:
         return None
     culprits = finding.culprits
-    others = _others(case, culprits, place)
+    others = _others(case, culprits, slot)
     for site, mine, theirs in uneven(case.job.ranks, NO_SYNC, culprits, others):
-        if any(_reduces(case, rank, place) for rank in (others if mine > theirs else culprits)):
+        if any(_reduces(case, rank, slot) for rank in (others if mine > theirs else culprits)):
             why = reasons.kept_local(culprits, mine, others, theirs)
             line = with_source(site, case.texts)
             return finding.cause(What.NO_SYNC, Certainty.LIKELY, line, why)
@@ -43,8 +43,8 @@ def kept_local(case: Case, finding: Finding) -> RootCause | None:
 
 
 def differs_in_no_sync(case: Case, wait_point: WaitPoint | None, some: Ranks) -> bool:
-    """True if some members of a group alone were in no_sync() more or less often than the rest."""
-    if not isinstance(wait_point, Place):
+    """Return True if only some members of a group were in no_sync() more or less often."""
+    if not isinstance(wait_point, Slot):
         return False
     others = _others(case, some, wait_point)
     return len(others) > len(some) and bool(uneven(case.job.ranks, NO_SYNC, some, others))
@@ -53,21 +53,21 @@ def differs_in_no_sync(case: Case, wait_point: WaitPoint | None, some: Ranks) ->
 def left_without(case: Case, finding: Finding) -> RootCause | None:
     """A parameter that gets no gradient: a bucket is reduced once all of its gradients are there.
 
-    As torch says itself in the step after. Else only where nothing in the source leads past the
+    As torch reports in the next step. Otherwise only if no path in the source leads past the
     backward pass in which the others wait; and then first no_sync(), where the ranks use it.
     """
-    culprits, place = finding.culprits, finding.wait_point
+    culprits, slot = finding.culprits, finding.wait_point
     ends = [case.ended[rank] for rank in culprits if rank in case.ended]
     raised = [end.exception.message for end in ends if end.exception is not None]
     if raised and all(map(_NOT_REDUCED.search, raised)):
         why, site = reasons.no_gradient(culprits), _to_change(case, finding)
         return finding.cause(What.UNUSED_PARAMETER, Certainty.LIKELY, site, why)
-    apart = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
-    if not isinstance(place, Place) or not apart or not _is_read(case, finding):
+    may_differ = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
+    if not isinstance(slot, Slot) or not may_differ or not _is_read(case, finding):
         return None
-    others = _others(case, culprits, place)
-    left_out = not any(_reduces(case, rank, place) for rank in culprits)
-    if not left_out or not any(_reduces(case, rank, place) for rank in others):
+    others = _others(case, culprits, slot)
+    left_out = not any(_reduces(case, rank, slot) for rank in culprits)
+    if not left_out or not any(_reduces(case, rank, slot) for rank in others):
         return None
     why, site = reasons.bucket_left_out(culprits, finding.victim_site), _to_change(case, finding)
     unused = finding.cause(What.UNUSED_PARAMETER, Certainty.POSSIBLE, site, why)
@@ -79,21 +79,21 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
     return replace(finding.cause(What.NO_SYNC, Certainty.POSSIBLE, line, why), others=(unused,))
 
 
-def _others(case: Case, culprits: Ranks, place: Place) -> Ranks:
-    rest = (rank for rank in case.job.members(place.gid) if rank not in culprits)
+def _others(case: Case, culprits: Ranks, slot: Slot) -> Ranks:
+    rest = (rank for rank in case.job.members(slot.gid) if rank not in culprits)
     return tuple(islice(rest, MOST_COMPARED))
 
 
-def _reduces(case: Case, rank: int, place: Place) -> bool:
-    """True if C++ has issued the call of a rank, as it does of gradients."""
-    record = case.job.record(rank, place)
+def _reduces(case: Case, rank: int, slot: Slot) -> bool:
+    """Return True if C++ has issued the call of a rank, as it does of gradients."""
+    record = case.job.record(rank, slot)
     if record is None:
-        return case.job.arrived(rank, place)
+        return case.job.arrived(rank, slot)
     return record.source == "flight" and record.wire == "all_reduce"
 
 
 def _is_read(case: Case, finding: Finding) -> bool:
-    """True if the source of both sides is there, which uses DDP: a way past it would be found."""
+    """Return True if the source of both sides is there and uses DDP: a path would be found."""
     sites = (finding.site, finding.victim_site)
     return all(
         site is not None and case.source.tree(site.file) is not None for site in sites
@@ -101,7 +101,7 @@ def _is_read(case: Case, finding: Finding) -> bool:
 
 
 def _to_change(case: Case, finding: Finding) -> Site | None:
-    """The line that leaves out a part of the model, else that makes it, or its gradients."""
+    """The line that skips a part of the model, or else that creates it, or its gradients."""
     return _branch_of_model(case) or _made_at(case) or finding.victim_site
 
 
@@ -125,7 +125,7 @@ def _branch_of_model(case: Case) -> Site | None:
 
 
 def _calls_part(statement: ast.stmt) -> bool:
-    """True if a statement calls ``self.part(...)``."""
+    """Return True if a statement calls ``self.part(...)``."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

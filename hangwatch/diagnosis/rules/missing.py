@@ -1,9 +1,9 @@
 """Judges ranks that are missing where others wait: busy, lost, unseen, or without a set-up call.
 
-A group's name is a count of the groups that a process has made, and the ranks of a
-group find each other below that name in the store (torch/distributed/distributed_c10d.py,
-new_group). Two groups of one name are therefore wired to each other's members: what
-one rank sends arrives in the other group, and both get stuck.
+The name of a group is the number of groups that a process created before, and the ranks of a group
+find each other by that name in the store (torch/distributed/distributed_c10d.py, new_group). So the
+members of two groups of one name are connected to each other: data of one group arrive in the
+other, and both get stuck.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
 from hangwatch.diagnosis.facts.history import AWAITS_KEY, step
-from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, is_half
+from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, at_least_half
 from hangwatch.diagnosis.facts.stores import KEY, Setter, asked_alike, longest_owed, setter
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.splits import position
@@ -42,7 +42,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         return init_incomplete(case, wait_point, culprits, doing, activity.reason)
     if isinstance(wait_point, Channel):
         return missing_peer(case, wait_point, culprits, doing, activity.reason)
-    if is_half(culprits, case.job.members(wait_point.gid)):
+    if at_least_half(culprits, case.job.members(wait_point.gid)):
         few = subset(case, wait_point, culprits, f"never did: {doing}", final=False)
         if few is not None:
             return few
@@ -68,7 +68,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
 def _or_crossed(case: Case, finding: Finding, activity: Activity) -> Finding:
     """The finding, of both sides where the lock that a culprit waits for is held during a call.
 
-    The thread that holds the lock is in a call that a victim does not make in turn.
+    The thread that holds the lock is in a call that a victim does not make.
     """
     blocked = activity.blocked
     if blocked is None or blocked.on is not On.LOCK or blocked.link is None:
@@ -77,7 +77,7 @@ def _or_crossed(case: Case, finding: Finding, activity: Activity) -> Finding:
         (wait, others)
         for waits in case.graph.at.values()
         for wait in waits
-        if wait.apart and wait.rank in finding.culprits
+        if wait.in_thread and wait.rank in finding.culprits
         if (others := {*case.graph.missing.get(wait.wait_point, ())} & {*finding.victims})
     ]
     if not kept or blocked.link.holds is None:
@@ -93,16 +93,16 @@ def _left_loop(case: Case, culprit: int, waits: Iterable[Wait]) -> Site | None:
     """The loop that the culprit has left for good and the waiting ranks are in."""
     here = position(case, culprit)
     there = next((at for wait in waits if (at := position(case, wait.rank)) is not None), None)
-    parted = fork(case.source.program, here, there) if here and there else None
-    if parted is None or not parted.left or parted.in_one_loop:
+    forked = fork(case.source.program, here, there) if here and there else None
+    if forked is None or not forked.left or forked.in_one_loop:
         return None
-    return case.site_of_line(parted.file, parted.left[-1].lineno)
+    return case.site_of_line(forked.file, forked.left[-1].lineno)
 
 
 def subset(
-    case: Case, wait_point: Place, others: Ranks, went_on: str, *, final: bool
+    case: Case, wait_point: Slot, others: Ranks, went_on: str, *, final: bool
 ) -> Finding | None:
-    """A minority waits in a collective that the others do not come to.
+    """A minority waits in a collective that the others do not enter.
 
     None unless the source shows that the waiting ranks took a condition on the rank.
     """
@@ -129,7 +129,7 @@ def absent_ranks(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
     # All that is seen has failed of a peer that was gone: of one that is not seen.
     failed = Cause.OWN not in causes and any(
-        wait.over and case.ended[wait.rank].cause is Cause.ECHO for wait in waits
+        wait.ended and case.ended[wait.rank].cause is Cause.ECHO for wait in waits
     )
     return Finding(
         kind=Kind.DIED if failed else Kind.NEVER_ENTERED,
@@ -165,7 +165,7 @@ def lost(case: Case, awaited: Iterable[int], wait_points: Iterable[WaitPoint | N
         reason=Reason.NETWORK if alone and len(nodes) > 1 else Reason.NODE_LOST,
         certainty=Certainty.POSSIBLE if alone else Certainty.LIKELY,
         text=wording.lost(
-            scene, nodes, here if alone else (), failed=all(wait.over for wait in waits)
+            scene, nodes, here if alone else (), failed=all(wait.ended for wait in waits)
         ),
         ended=culprits,
         **case.about(wait_point, scene),
@@ -279,10 +279,10 @@ def frozen_setup(case: Case, wait_point: Setup, ranks: Ranks) -> Finding | None:
 
 
 def judge_key(case: Case, wait_point: Setup) -> Finding:
-    """A key that no rank sets: all that live wait (facts/stores.py).
+    """A key that no rank sets: all living ranks wait (facts/stores.py).
 
-    The rank that has set such keys before is to blame; where none is known, any may be. And
-    where it has gone on to what it never did before, the waiting ranks may ask for one too many.
+    The rank that set keys of that form before is to blame; if none is known, any rank may be. If it
+    is in a call that it never made before, the waiting ranks may ask for one key too many.
     """
     waits, waiting = case.waits_at(wait_point), case.direct(wait_point)
     known = setter(case.job.ranks, wait_point.keys)
@@ -298,7 +298,7 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
     scene = case.scene(wait_point, behind, own, others, case.victims_site(waits))
     culprits = tuple(sorted({*behind, *others})) if either else behind
     if known is None:
-        text = disagreement.set_by_nobody(scene)
+        text = disagreement.set_by_no_rank(scene)
     else:
         text = (disagreement.one_more if either else disagreement.never_set)(scene, known)
     gone = any(rank in case.ended for rank in culprits)
@@ -319,7 +319,7 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
 
 
 def _asks_for_another(case: Case, wait_point: Setup, known: Setter, alike: Ranks) -> Finding:
-    """Ranks that wait for a key where others, in the same turn, asked for the one that was set."""
+    """Ranks that wait for a key while others, in the same iteration, asked for the one set."""
     waiting, site = case.direct(wait_point), case.victims_site(case.waits_at(wait_point))
     scene = Scene(waiting, alike, case.where(wait_point), site)
     return Finding(
@@ -335,7 +335,7 @@ def _asks_for_another(case: Case, wait_point: Setup, known: Setter, alike: Ranks
 
 
 def _has_gone_on(case: Case, rank: int) -> bool:
-    """True if a rank has come to its end, or waits where it has never been before."""
+    """Return True if a rank has ended, or waits at a line where it has never been before."""
     if rank in case.ended or rank not in case.job.ranks:
         return True
     snapshot = case.job.ranks[rank]
@@ -361,20 +361,20 @@ class _Claim:
 
     @property
     def complete(self) -> bool:
-        """True if all its members know it so."""
+        """Return True if all its members know it so."""
         return set(self.members) <= set(self.ranks)
 
 
-def judge_names(case: Case, wait_point: Place | Setup) -> Finding | None:
+def judge_names(case: Case, wait_point: Slot | Setup) -> Finding | None:
     """Blame the ranks that made groups in another order, if groups of other members share a name.
 
-    wait_point: a stuck place, whose group it is about, or a new_group, where it may be any.
+    wait_point: a stuck slot, whose group it is about, or a new_group, where it may be any.
     """
     number = wait_point.number if isinstance(wait_point, Setup) and wait_point.gid >= 0 else None
     if number is not None:
         claims = _calls(case.job, number)
     else:
-        claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Place) else None)
+        claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Slot) else None)
     if len(claims) < 2:  # noqa: PLR2004 (a pair of groups)
         return None
     right = [claim for claim in claims if claim.complete]
@@ -429,7 +429,7 @@ def _claims(job: Job, gid: int | None) -> list[_Claim]:
 
 
 def _names_compare(job: Job, claims: Iterable[_Claim]) -> bool:
-    """True if names are the same on all ranks, but for the groups in question."""
+    """Return True if names are the same on all ranks, but for the groups in question."""
     asked = {claim.members for claim in claims}
     if tuple(job.world()) in asked:
         return False

@@ -22,7 +22,7 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
     """The finding, of all that wait in a loop over a set: its order is no rank's departure."""
     if finding.settled or finding.kind not in _OF_SIDES:
         return finding
-    waiting = {wait.rank for wait in finding.waits if not wait.vague}
+    waiting = {wait.rank for wait in finding.waits if not wait.inferred}
     places = {rank: position(case, rank) for rank in sorted({*finding.culprits, *waiting})}
     first = places[finding.culprits[0]] if finding.culprits else None
     candidates = tuple(
@@ -34,10 +34,10 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
     return replace(finding.of_any(candidates), text=disagreement.in_no_order(finding.text))
 
 
-def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootCause | None:
+def without_order(case: Case, finding: Finding, *, in_one_call: bool = False) -> RootCause | None:
     """The source of another order on each rank: a finalizer, a loop over a set, or over files.
 
-    apart: also a loop of which one call has led to the lines of all.
+    in_one_call: also a loop from which one call led to the lines of all.
     """
     if finding.kind not in _OF_ORDER:
         return None
@@ -47,11 +47,11 @@ def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootC
     if site is not None:
         why = reasons.in_finalizer()
         return finding.cause(What.DIFFERENT_ORDER, Certainty.LIKELY, site, why)
-    loop = _loop(case, some, apart=apart)
+    loop = _loop(case, some, in_one_call=in_one_call)
     if loop is None:
         return None
     site, over = loop
-    # Else sizes may differ that belong to one element: then it is another reason.
+    # Otherwise the sizes of one element may differ: that is another reason.
     sure = over is Unordered.SET and finding.kind is Kind.ORDER_INVERSION
     at_most = Certainty.LIKELY if sure else Certainty.POSSIBLE
     return finding.cause(What.DIFFERENT_ORDER, at_most, site, reasons.without_order(site, over))
@@ -69,15 +69,15 @@ def _finalizer(case: Case, ranks: Sequence[int]) -> Site | None:
 
 
 def _loop(
-    case: Case, ranks: Sequence[int], *, apart: bool = False
+    case: Case, ranks: Sequence[int], *, in_one_call: bool = False
 ) -> tuple[Site, Unordered] | None:
-    """The loop over a set, or over files, in which all are at one line; apart: in one call."""
+    """The loop over a set, or over files, in which all are at one line, or in_one_call."""
     places = [at for rank in ranks if (at := position(case, rank)) is not None]
     if len(places) < 2:  # noqa: PLR2004 (two sides)
         return None
     frames = places[0].frames
     if len({at.line for at in places}) > 1:
-        if not apart:
+        if not in_one_call:
             return None
         shared = zip(*(at.frames for at in places), strict=False)
         frames = tuple(lines[0] for lines in takewhile(lambda some: len({*some}) == 1, shared))

@@ -1,4 +1,4 @@
-"""Finds the positions of a culprit and of another rank that went two ways."""
+"""Finds the positions of a culprit and of another rank that took different paths."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hangwatch.diagnosis.facts.alignment import END, LEFT, Made, Parting
+from hangwatch.diagnosis.facts.alignment import END, LEFT, Divergence, Made
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import Step
 from hangwatch.diagnosis.facts.stores import setter
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.model.calls import GroupKey, Site
@@ -19,17 +19,17 @@ from hangwatch.model.snapshot import OpRecord
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The positions of a culprit and of another rank that went two ways."""
+    """The positions of a culprit and of another rank that took different paths."""
 
     culprit: int
     other: int | None
-    """None where the other way is the one that the culprit itself went before."""
+    """None if the other path is the one that the culprit itself took before."""
     start: Line | None
-    """The last line that both came by, None if unknown."""
+    """The last line that both passed, None if unknown."""
     mine: Position
     theirs: Position
     known: bool = False
-    """The culprit was there before, and went on."""
+    """The culprit was there before, and continued."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -58,18 +58,18 @@ def splits(case: Case, finding: Finding, weight: Callable[[int], int]) -> Iterat
         if isinstance(point, Channel) and point.peer in (ANYONE, *culprits):
             peer = finding.culprits[0] if point.peer == ANYONE else point.peer
             yield from _from_its_own_message(case, peer, point)
-    partings = [one for one in case.departures.partings if len(culprits & {*one.ranks}) == 1]
+    divergences = [one for one in case.departures.divergences if len(culprits & {*one.ranks}) == 1]
     waiting = {wait.rank for wait in finding.waits}
-    partings.sort(
+    divergences.sort(
         key=lambda one: (
             sum(weight(rank) for rank in one.ranks if rank not in culprits),
             waiting.isdisjoint({*one.ranks} - culprits),
             -one.pairs,
         )
     )
-    for parting in partings[:2]:
-        culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
-        split = _nearest(case, parting, (culprit, other))
+    for divergence in divergences[:2]:
+        culprit, other = sorted(divergence.ranks, key=lambda rank: rank not in culprits)
+        split = _nearest(case, divergence, (culprit, other))
         if split is not None:
             yield split
     culprit = finding.culprits[0]
@@ -89,9 +89,9 @@ def splits(case: Case, finding: Finding, weight: Callable[[int], int]) -> Iterat
 
 
 def _from_its_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
-    """The split of a culprit from the line at which it has set such a key before.
+    """The split of a culprit from the line at which it set a key of that form before.
 
-    Begins there, or at the line where it is: it may have come by since.
+    Begins there, or at its current line: it may have passed there since.
     """
     known, mine = setter(case.job.ranks, wait_point.keys), position(case, culprit)
     if known is None or mine is None or culprit not in known.behind:
@@ -107,12 +107,12 @@ def _from_its_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[S
         yield Split(culprit, None, begin, mine, Position((line,)), known=True)
 
 
-def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | None:
-    """The split at a parting, with the calls in groups that one of them alone is in."""
-    if None in parting.last and not all(_is_complete(case, rank) for rank in ranks):
+def _nearest(case: Case, divergence: Divergence, ranks: tuple[int, int]) -> Split | None:
+    """The split at a divergence, with the calls in groups that one of them alone is in."""
+    if None in divergence.last and not all(_is_complete(case, rank) for rank in ranks):
         return None
     mine, theirs = (
-        _since(case, rank, parting, _kinds(case, other)) for rank, other in (ranks, ranks[::-1])
+        _since(case, rank, divergence, _kinds(case, other)) for rank, other in (ranks, ranks[::-1])
     )
     both = {key for key, _, _ in mine} & {key for key, _, _ in theirs}
     # A call for one alone is its part in the program.
@@ -120,14 +120,14 @@ def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | No
         [step for step in some if step[0] in both or not step[2] or step is some[-1]]
         for some in (mine, theirs)
     )
-    start = _start(case, parting)
+    start = _start(case, divergence)
     for (key, here, _), (other, there, _) in zip(mine, theirs, strict=False):
         if key != other:
             if here is None or there is None:
                 return None
-            usual = {_line_of_step(case, step) for step in parting.before}
-            step = parting.seen_by(ranks[0])[1][0].step
-            if start is None and not step.file and step in parting.before:
+            usual = {_line_of_step(case, step) for step in divergence.before}
+            step = divergence.seen_by(ranks[0])[1][0].step
+            if start is None and not step.file and step in divergence.before:
                 start = there.line  # the culprit has come by the call of the other before
             return Split(*ranks, start, here, there, here.line in usual)
         start = here.line if here is not None else start
@@ -135,14 +135,14 @@ def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | No
 
 
 def _since(
-    case: Case, rank: int, parting: Parting, kinds: Collection[object]
+    case: Case, rank: int, divergence: Divergence, kinds: Collection[object]
 ) -> list[tuple[object, Position | None, bool]]:
     """(call, position, may be for the rank alone) of its calls from the last that both made on.
 
-    The last one is the call by which they parted. kinds: of groups that the other one is in.
+    The last one is the call at which they diverged. kinds: of groups that the other one is in.
     """
-    side = parting.ranks.index(rank)
-    last, made = parting.last[side], parting.ways[side][0]
+    side = divergence.ranks.index(rank)
+    last, made = divergence.last[side], divergence.ways[side][0]
     found: list[tuple[object, Position | None, bool]] = []
     for gid, record in case.job.ops.get(rank, ()):
         at = (gid, record.seq, record.p2p)
@@ -168,7 +168,7 @@ def _kind(key: GroupKey) -> object:
 
 
 def _is_complete(case: Case, rank: int) -> bool:
-    """True if all calls that Python made are known of a rank."""
+    """Return True if all calls that Python made are known of a rank."""
     groups = case.job.progress.get(rank, {})
     made = Counter(
         gid for gid, one in case.job.ops.get(rank, ()) if one.source == "page" and not one.p2p
@@ -177,7 +177,7 @@ def _is_complete(case: Case, rank: int) -> bool:
 
 
 def _from_its_own_message(case: Case, culprit: int, channel: Channel) -> Iterator[Split]:
-    """The split of a culprit that leaves out a message from its own line for it."""
+    """The split of a culprit that skips a message from its own line for it."""
     wanted = "recv" if channel.sends else "send"
     lines = [
         line_at(record.site)
@@ -188,17 +188,17 @@ def _from_its_own_message(case: Case, culprit: int, channel: Channel) -> Iterato
 
 
 def _from_its_own_part(case: Case, finding: Finding, culprit: int) -> Iterator[Split]:
-    """The split of a culprit that leaves out the call of the others from its own line for it."""
-    place, mine = finding.wait_point, position(case, culprit)
+    """The split of a culprit that skips the call of the others from its own line for it."""
+    slot, mine = finding.wait_point, position(case, culprit)
     waits = ((wait.rank, wait.record) for wait in finding.waits if wait.rank != culprit)
     other, call = next((pair for pair in waits if pair[1] is not None), (-1, None))
-    if not isinstance(place, Place) or mine is None or call is None:
+    if not isinstance(slot, Slot) or mine is None or call is None:
         return
     theirs = lines_of(case, other)
     lines = [
         line
         for gid, record in case.job.ops.get(culprit, ())
-        if (gid, record.wire) == (place.gid, call.wire) and record.site is not None
+        if (gid, record.wire) == (slot.gid, call.wire) and record.site is not None
         if (line := line_at(record.site)) not in theirs and line != mine.line
     ]
     yield from _from_its_own_line(case, culprit, lines)
@@ -213,15 +213,15 @@ def _from_its_own_line(case: Case, culprit: int, lines: Sequence[Line]) -> Itera
 
 
 def _is_in_a_message_of_others(case: Case, rank: int, culprits: set[int]) -> bool:
-    """True if a rank waits for a message that has nothing to do with the culprits."""
+    """Return True if a rank waits for a message that has nothing to do with the culprits."""
     points = (wait.wait_point for wait in case.graph.by_rank.get(rank, ()))
     return any(isinstance(point, Channel) and point.peer not in culprits for point in points)
 
 
 def _others(case: Case, finding: Finding) -> list[int]:
-    """The ranks that did not do what the culprits did, first those that wait for them."""
-    place = finding.wait_point
-    members = case.job.members(place.gid) if isinstance(place, Place) else ()
+    """The ranks that did not do the same as the culprits, first the ranks that wait for them."""
+    slot = finding.wait_point
+    members = case.job.members(slot.gid) if isinstance(slot, Slot) else ()
     ranks = [*(wait.rank for wait in finding.waits), *finding.victims, *members]
     return [rank for rank in dict.fromkeys(ranks) if rank not in finding.culprits]
 
@@ -233,8 +233,8 @@ def _position(case: Case, rank: int, made: Made) -> Position | None:
     if made.step.wire == LEFT:
         line = case.source.program.only_call(LEFT)
         return Position((line,)) if line is not None else None
-    stack, place = _stack(case, rank), Place(made.gid, made.seq)
-    here = any(wait.wait_point == place for wait in case.graph.by_rank.get(rank, ()))
+    stack, slot = _stack(case, rank), Slot(made.gid, made.seq)
+    here = any(wait.wait_point == slot for wait in case.graph.by_rank.get(rank, ()))
     line = _line_of_step(case, made.step)
     if here and stack is not None and line in (None, stack.line):
         return stack
@@ -287,9 +287,9 @@ def _at(site: Site | None) -> Position | None:
     return Position((line_at(site),)) if site is not None else None
 
 
-def _start(case: Case, parting: Parting) -> Line | None:
+def _start(case: Case, divergence: Divergence) -> Line | None:
     """The line of the last call that both made and that has one."""
-    lines = (_line_of_step(case, step) for step in reversed(parting.before))
+    lines = (_line_of_step(case, step) for step in reversed(divergence.before))
     return next((line for line in lines if line is not None), None)
 
 

@@ -9,7 +9,7 @@ from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.channels import senders, sending
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Cause
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.rules.blocking import died, left_behind
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.mismatch import judge_lines, judge_unrecorded
@@ -33,7 +33,7 @@ _OF_DEVICES = frozenset(
 )
 """Kinds where the program has not left its order, so that the device may keep the rank."""
 _ENDS = frozenset({Reason.EXCEPTION, Reason.SIGNAL, Reason.EXITED, Reason.UNKNOWN})
-"""The ways in which a program ends whose GPU has failed."""
+"""The ends of a program whose GPU has failed."""
 
 
 def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
@@ -43,7 +43,7 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
     waits = case.waits_at(wait_point)
     members = (
         case.job.members(wait_point.gid)
-        if isinstance(wait_point, Place)
+        if isinstance(wait_point, Slot)
         else _both_ends(case, wait_point)
     )
     ends = [case.ended[wait.rank] for wait in waits if wait.rank in case.ended]
@@ -58,7 +58,7 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
     if gone and len(gone) < len(members):
         return died(case, wait_point, tuple(sorted(gone)), Certainty.LIKELY)
     found = None
-    if isinstance(wait_point, Place):
+    if isinstance(wait_point, Slot):
         found = judge_names(case, wait_point)
         if found is None and not broken:
             found = judge_unrecorded(case, wait_point) or judge_lines(case, wait_point)
@@ -70,7 +70,7 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
 
 
 def _both_ends(case: Case, wait_point: Channel) -> Ranks:
-    """The waiter and its peer; of a recv from any source those whose message is under way."""
+    """The waiter and its peer; for a recv from any source the ranks with an unreceived message."""
     if wait_point.peer != ANYONE:
         return tuple(sorted((wait_point.waiter, wait_point.peer)))
     several = [
@@ -80,21 +80,21 @@ def _both_ends(case: Case, wait_point: Channel) -> Ranks:
 
 
 def _without_culprits(
-    case: Case, wait_point: Place | Channel, members: Ranks, *, broken: bool
+    case: Case, wait_point: Slot | Channel, members: Ranks, *, broken: bool
 ) -> Finding:
     """Nothing distinguishes one member from the others."""
     waits = case.waits_at(wait_point)
-    place = wait_point if isinstance(wait_point, Place) else None
-    alike = place is not None and _is_alike(case, place)
+    slot = wait_point if isinstance(wait_point, Slot) else None
+    alike = slot is not None and _is_alike(case, slot)
     before = _is_before(waits)
     scene = Scene((), members, case.where(wait_point), None, case.victims_site(waits))
     about = (members, scene.where, scene.other_site)
     if before:
         text = wording.all_before(*about, alike=alike)
-    elif place is None and all(wait.connects for wait in waits):
+    elif slot is None and all(wait.connects for wait in waits):
         text = wording.connecting(*about)
     else:
-        first = place is not None and _connects(case, place)
+        first = slot is not None and _connects(case, slot)
         text = wording.stuck(*about, alike=alike, untimed=are_untimed(waits), first=first)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
@@ -106,19 +106,19 @@ def _without_culprits(
     )
 
 
-def _connects(case: Case, place: Place) -> bool:
-    """True if NCCL connects the ranks of a group in a call: its first."""
-    groups = (case.job.progress.get(rank, {}).get(place.gid) for rank in case.direct(place))
-    return place.seq == 1 and any(group is not None and group.in_order for group in groups)
+def _connects(case: Case, slot: Slot) -> bool:
+    """Return True if NCCL connects the ranks of a group in a call: its first."""
+    groups = (case.job.progress.get(rank, {}).get(slot.gid) for rank in case.direct(slot))
+    return slot.seq == 1 and any(group is not None and group.in_order for group in groups)
 
 
-def _is_alike(case: Case, place: Place) -> bool:
-    """True if it is known of all members that they made the same call there."""
-    return len(case.records_at(place)) == len(case.job.members(place.gid))
+def _is_alike(case: Case, slot: Slot) -> bool:
+    """Return True if it is known of all members that they made the same call there."""
+    return len(case.records_at(slot)) == len(case.job.members(slot.gid))
 
 
 def _is_before(waits: Sequence[Wait]) -> bool:
-    """True if no device has come to the work that it is to run."""
+    """Return True if no device has reached the work that it has to run."""
     return all(wait.record is not None and wait.record.begun is False for wait in waits)
 
 
@@ -126,7 +126,7 @@ def _is_before(waits: Sequence[Wait]) -> bool:
 
 
 def _of_a_device(
-    case: Case, wait_point: Place | Channel, members: Ranks, *, broken: bool
+    case: Case, wait_point: Slot | Channel, members: Ranks, *, broken: bool
 ) -> Finding | None:
     """The finding where a member does not run, or its GPU."""
     frozen = tuple(sorted(rank for rank in members if case.is_frozen(rank)))
@@ -139,17 +139,17 @@ def _of_a_device(
         doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
         return replace(_frozen(case, wait_point, faulty, doing), final=broken)
     waits = case.waits_at(wait_point)
-    if isinstance(wait_point, Place) and all(wait.record and wait.record.device for wait in waits):
+    if isinstance(wait_point, Slot) and all(wait.record and wait.record.device for wait in waits):
         past = tuple(rank for rank in members if case.job.passed(rank, wait_point))
         return _incomplete(case, wait_point, past) if past else None
     return None
 
 
-def _frozen(case: Case, wait_point: Place | Channel, culprits: Ranks, doing: Activity) -> Finding:
+def _frozen(case: Case, wait_point: Slot | Channel, culprits: Ranks, doing: Activity) -> Finding:
     """All are there, and a few of them were stopped, or their GPUs, before it was complete."""
     waits = case.waits_at(wait_point)
     others = tuple(rank for rank in case.direct(wait_point) if rank not in culprits)
-    here = case.site_at(culprits[0], wait_point) if isinstance(wait_point, Place) else None
+    here = case.site_at(culprits[0], wait_point) if isinstance(wait_point, Slot) else None
     there = case.victims_site(wait for wait in waits if wait.rank in others)
     scene = case.scene(wait_point, culprits, here or doing.site, others, there)
     return Finding(
@@ -161,17 +161,17 @@ def _frozen(case: Case, wait_point: Place | Channel, culprits: Ranks, doing: Act
     )
 
 
-def _incomplete(case: Case, place: Place, past: Ranks) -> Finding:
+def _incomplete(case: Case, slot: Slot, past: Ranks) -> Finding:
     """A call that is complete on the devices of some members, and not on those of the others."""
-    waits = case.waits_at(place)
+    waits = case.waits_at(slot)
     before = _is_before(waits)
-    scene = case.scene(place, case.direct(place), case.victims_site(waits), past)
+    scene = case.scene(slot, case.direct(slot), case.victims_site(waits), past)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.GPU_KERNEL if before else Reason.UNKNOWN,
         certainty=Certainty.LIKELY,
-        text=wording.stuck_beside(scene, alike=_is_alike(case, place), before=before),
-        **case.about(place, scene, ()),
+        text=wording.stuck_beside(scene, alike=_is_alike(case, slot), before=before),
+        **case.about(slot, scene, ()),
     )
 
 
@@ -200,6 +200,6 @@ def _fault_text(case: Case, finding: Finding, rank: int) -> Iterator[str]:
         yield f"Rank {rank} {is_or_was} on {fault.what}. {fault.detail}"
     if gpu.assumed:
         yield (
-            f"That rank {rank} uses this GPU is concluded from its LOCAL_RANK: NVML does not "
-            "name its process."
+            f"The GPU of rank {rank} was inferred from its LOCAL_RANK: NVML does not list the "
+            "process."
         )

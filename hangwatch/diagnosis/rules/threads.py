@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.diagnosis.rules.case import Case, Finding, collective_of, name_of
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import has_time_limit
@@ -67,8 +67,8 @@ def unless_released(case: Case, finding: Finding) -> Finding:
         site = innermost_user_site(thread.frames, case.texts)
         note = (
             f"{capital(the_ranks(acting))} {verb(tuple(acting), 'runs', 'run')} another thread"
-            f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may yet make "
-            "the call that is missing."
+            f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may still "
+            "make the missing call."
         )
         return _open(finding, Certainty.POSSIBLE if called else Certainty.LIKELY, note)
     hidden = {rank: one for rank, one in ranks.items() if one.process.alive and not one.threads}
@@ -78,7 +78,7 @@ def unless_released(case: Case, finding: Finding) -> Finding:
         return _open(finding, Certainty.POSSIBLE, note)
     unseen = tuple(rank for rank, one in hidden.items() if one.threads == ())
     if unseen:
-        note = f"Other threads of {the_ranks(unseen)} could not be seen."
+        note = f"Other threads of {the_ranks(unseen)} could not be read."
         return _open(finding, Certainty.LIKELY, note)
     return finding
 
@@ -88,34 +88,34 @@ def unless_given_up(case: Case, finding: Finding) -> Finding:
     if not finding.final or finding.ended:
         return finding
     for wait in finding.waits:
-        stack = [] if wait.over or wait.rank in case.ended else case.stack(wait.rank)
+        stack = [] if wait.ended or wait.rank in case.ended else case.stack(wait.rank)
         line = Line(stack[-1].file, stack[-1].line) if stack else Line("", 0)
         if has_time_limit(case.source.program.scope_at(line), line.number):
             where = at_line(case.site_of_line(*line))
-            note = f"Rank {wait.rank} waits with a time limit of its own{where}."
+            note = f"Rank {wait.rank} waits with its own time-out{where}."
             return _open(finding, Certainty.LIKELY, note)
     return finding
 
 
-def judge_threads(case: Case, place: Place) -> Finding | None:
-    """The finding for a place that some entered from their main thread, others from another one.
+def judge_threads(case: Case, slot: Slot) -> Finding | None:
+    """The finding for a slot that some entered from their main thread, others from another one.
 
     None unless all of them use the group from both: nothing orders the calls of two threads, so
-    one rank comes to the one first, and another rank to the other, and no rank has left the
-    common program. An asynchronous checkpoint without a group of its own is the usual case.
+    ranks may make them in different orders, and no rank has left the common sequence of calls. An
+    asynchronous checkpoint without its own group is the usual case.
     """
-    records = case.records_at(place)
+    records = case.records_at(slot)
     kinds = {rank: _is_of_thread(case.job.ranks[rank], record) for rank, record in records.items()}
     main = tuple(sorted(rank for rank, is_so in kinds.items() if is_so is False))
     rest = tuple(sorted(rank for rank, is_so in kinds.items() if is_so))
     if not main or not rest or None in kinds.values():
         return None
     both = tuple(sorted(kinds))
-    if not all(_uses_both(case, rank, place.gid) for rank in both):
+    if not all(_uses_both(case, rank, slot.gid) for rank in both):
         return None
     sure = all(_is_started(case.job.ranks[rank], records[rank]) is not None for rank in rest)
-    site = case.site_at(main[0], place)
-    scene = Scene(both, (), f"#{place.seq} of {group_text(case.job, place.gid)}", site)
+    site = case.site_at(main[0], slot)
+    scene = Scene(both, (), f"#{slot.seq} of {group_text(case.job, slot.gid)}", site)
     calls: list[tuple[Ranks, str]] = [(side, name_of(records[side[0]])) for side in (main, rest)]
     finding = Finding(
         kind=Kind.OP_MISMATCH,
@@ -123,13 +123,13 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
         text=disagreement.two_threads(both, calls, scene.where, site),
         final=True,
         what=What.UNORDERED_THREADS,
-        **case.about(place, scene, case.victims_of(both, [place])),
+        **case.about(slot, scene, case.victims_of(both, [slot])),
     )
     return replace(finding, collective=collective_of(records[main[0]]))
 
 
 def _uses_both(case: Case, rank: int, gid: int) -> bool:
-    """True if a rank has made calls of a group from its main thread and from another."""
+    """Return True if a rank has made calls of a group from its main thread and from another."""
     made = [record for at, record in case.job.ops.get(rank, ()) if at == gid and not record.p2p]
     return {True, False} <= {_is_of_thread(case.job.ranks[rank], record) for record in made}
 
@@ -137,10 +137,10 @@ def _uses_both(case: Case, rank: int, gid: int) -> bool:
 def acting_thread(
     rank: RankSnapshot, stuck: Collection[int], texts: Mapping[str, str]
 ) -> ThreadStack | None:
-    """A thread that may yet make a call, None for none seen.
+    """A thread that may still make a call, None if none was seen.
 
-    stuck: the threads that wait in the cycle; one that waits for something else may get it, and
-    the main one goes on where it waits for a while only. Threads that have made calls come first.
+    stuck: the threads that wait in the cycle; a thread that waits for something else may get it,
+    and the main one continues if its wait has a time-out. Threads that made calls come first.
     """
     callers = _callers(rank)
     main = main_thread(rank.threads, rank.pid)
@@ -154,7 +154,7 @@ def acting_thread(
 
 
 def _is_of_thread(rank: RankSnapshot, record: OpRecord) -> bool | None:
-    """True if another thread than the main one made a call; None where that is not known."""
+    """Return True if another thread than the main one made a call; None where that is not known."""
     if record.source != "page" or record.thread == 0:
         return None
     if record.thread == rank.pid:
@@ -163,7 +163,7 @@ def _is_of_thread(rank: RankSnapshot, record: OpRecord) -> bool | None:
 
 
 def _is_started(rank: RankSnapshot, record: OpRecord) -> bool | None:
-    """True if Python started the thread that made a call; None where it cannot be seen."""
+    """Return True if Python started the thread that made a call; None where it cannot be seen."""
     thread = next((t for t in rank.threads or () if t.tid == record.thread), None)
     if thread is None or not thread.frames:
         return None
@@ -196,7 +196,7 @@ def _is_of_python(thread: ThreadStack) -> bool:
 def _does_chores(rank: RankSnapshot, thread: ThreadStack) -> bool:
     """Return True if a thread is known to run a library's chores only, or no Python code."""
     main = next((one.frames for one in rank.threads or () if _is_main(rank, one)), ())
-    # The main thread waits for those of autograd, which run its hooks.
+    # The main thread waits for autograd's threads, which run its hooks.
     in_autograd = any(_AUTOGRAD.search(frame.file) for frame in main)
     if not thread.frames or (in_autograd and not _is_of_python(thread)):
         return True

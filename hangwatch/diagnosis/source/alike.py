@@ -32,7 +32,7 @@ _OF_OWNER = frozenset(
     {"union", "difference", "intersection", "symmetric_difference"}
     | {"items", "keys", "values", "copy"}
 )
-"""Methods of what goes over a set that do so, too."""
+"""Methods of an iterable over a set that iterate over it too."""
 
 
 class Unordered(StrEnum):
@@ -45,7 +45,7 @@ class Unordered(StrEnum):
 def loop_without_order(
     program: Program, line: Line, above: tuple[Line, ...] = ()
 ) -> tuple[ast.For, Unordered] | None:
-    """The innermost loop around a line that goes over an iterable without an order of its own.
+    """The innermost loop around a line over an iterable without a fixed order.
 
     above: the lines by which its function was called, outermost first.
     """
@@ -110,13 +110,13 @@ _CONFIGURED = re.compile(
     r"|settings)$",
     re.IGNORECASE,
 )
-"""Names of settings that the command line or a file gives to all ranks alike."""
+"""Names of settings that the command line or a file gives to all ranks."""
 _OF_NUMBERS = frozenset({"abs", "float", "int", "len", "max", "min", "range", "round", "trange"})
 """Functions that give the same for the same."""
 
 
 def is_alike(value: Value, known: Collection[str] = ()) -> bool:
-    """True if it is made of constants, of settings, and of values that are alike themselves.
+    """Return True if it is made of constants, of settings, and of values that are alike themselves.
 
     known: names in its function of values that are alike.
     """
@@ -144,7 +144,7 @@ def is_alike(value: Value, known: Collection[str] = ()) -> bool:
 
 
 def has_as_many(value: Value, known: Collection[str] = ()) -> bool:
-    """True if a loop over it has as many turns on all ranks. known: as above."""
+    """Return True if a loop over it has equal lengths on all ranks. known: as above."""
     if value.depth < 0:
         return False
     match value.node:
@@ -162,7 +162,7 @@ def has_as_many(value: Value, known: Collection[str] = ()) -> bool:
 
 
 def is_evened(value: Value) -> bool:
-    """True if it is a loader whose sampler gives each rank as many samples of one dataset."""
+    """Return True if it is a loader whose sampler gives all ranks equally many samples."""
     samplers = [
         one.at(word.value)
         for one in (value, *value.steps())
@@ -176,7 +176,7 @@ def is_evened(value: Value) -> bool:
 
 
 def _gives_as_many(value: Value, generator: Function) -> bool:
-    """True if a generator yields as often on all ranks: in loops alone that do, below no choice."""
+    """Return True if a generator yields equally often on all ranks: not below any choice."""
     nodes = [*own(generator)]
     decides = ast.If | ast.While | ast.Try | ast.YieldFrom | ast.Match
     return not any(isinstance(node, decides) for node in nodes) and all(
@@ -187,7 +187,7 @@ def _gives_as_many(value: Value, generator: Function) -> bool:
 
 
 def _is_filled_later(node: ast.expr) -> bool:
-    """True if it is an empty list, or the like."""
+    """Return True if it is an empty list, or the like."""
     match node:
         case ast.List([]) | ast.Set([]) | ast.Dict([]):
             return True
@@ -211,13 +211,13 @@ def _is_name_alike(value: Value, name: str) -> bool:
 
 
 def _stores(scope: Function, name: str) -> int:
-    """The number of times that a function gives a name a value, in any way."""
+    """The number of times that a function gives a name a value."""
     found = (node for node in own(scope) if isinstance(node, ast.Name) and node.id == name)
     return sum(isinstance(node.ctx, ast.Store | ast.Del) for node in found)
 
 
 def _is_attribute_alike(value: Value, node: ast.Attribute) -> bool:
-    """True if all values of attributes of that name are alike; without any, if it is a setting."""
+    """Return True if all values of attributes of that name are alike, or if it is a setting."""
     program = value.program
     assigned = [
         value.further(made, scope)
@@ -246,7 +246,7 @@ def _made_with(value: Value, name: str) -> Iterator[Value]:
 
 
 def _is_of_settings(owner: ast.expr) -> bool:
-    """True if an object is one of settings: ``args``, ``self.cfg``, ``CONFIG``."""
+    """Return True if an object is one of settings: ``args``, ``self.cfg``, ``CONFIG``."""
     while isinstance(owner, ast.Attribute | ast.Subscript):
         if _CONFIGURED.match(name_of(owner)):
             return True

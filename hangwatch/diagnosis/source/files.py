@@ -57,11 +57,11 @@ class Source:
         return next(above, first)
 
     def holds_for(self, file: str, test: ast.expr, rank: int) -> bool | None:
-        """True if a condition on the rank holds for one; None where the text does not say."""
+        """Return True if a condition on the rank holds for it; None if the text does not say."""
         return holds_for(test, rank, lambda node: self.asks_for_rank(file, node))
 
     def asks_for_rank(self, file: str, test: ast.expr, *, strictly: bool = False) -> bool:
-        """True if a condition reads like a question for the rank.
+        """Return True if a condition reads like a question for the rank.
 
         strictly: not for something that a function has made of the rank.
         """
@@ -106,7 +106,7 @@ class Source:
         return frozenset(found)
 
     def _is_given_rank(self, file: str, node: ast.Attribute | ast.Name) -> bool:
-        """True if an attribute is an argument of a constructor that was called with the rank.
+        """Return True if an attribute is an argument of a constructor that got the rank.
 
         Or a name is an argument, and all callers give it the rank.
         """
@@ -124,13 +124,13 @@ class Source:
         return None if scope is None else Value(self.program, scope, node)
 
     def counts_by_rank(self, file: str, over: ast.expr) -> bool:
-        """True if a loop has as many turns as the rank says: not as many as data of its own."""
+        """Return True if the rank, and not its data, gives a loop its number of iterations."""
         calls = (called(node) for node in ast.walk(over) if isinstance(node, ast.Call))
         counted = all(name in GIVE_RANK | {"range"} for name in calls)
         return counted and self.asks_for_rank(file, over, strictly=True)
 
     def has_same_turns(self, file: str, loop: ast.AST) -> bool:
-        """True if a loop has as many turns on all ranks, unless a statement leaves it."""
+        """Return True if a loop has equal lengths on all ranks, unless a statement leaves it."""
         constants = self.given(file).constants
         if isinstance(loop, ast.While):
             return is_fixed(loop.test, constants)
@@ -143,7 +143,7 @@ class Source:
         return fresh and over is not None and has_as_many(over, constants)
 
     def is_evened(self, file: str, loop: ast.AST) -> bool:
-        """True if a loop goes over a loader that is meant to have as many turns on all ranks.
+        """Return True if a loop is over a loader that should have equal lengths on all ranks.
 
         It may not have: a dataset may be as large as the part of it that the rank has.
         """
@@ -151,12 +151,12 @@ class Source:
         return over is not None and is_evened(over)
 
     def is_alike(self, file: str, test: ast.expr) -> bool:
-        """True if a condition asks for nothing but constants and settings."""
+        """Return True if a condition asks for nothing but constants and settings."""
         value = self._value(file, test)
         return value is not None and is_alike(value)
 
     def is_settled(self, file: str, test: ast.expr) -> bool:
-        """True if a condition is the same each time that a rank comes to it."""
+        """Return True if a condition has the same value each time that a rank reaches it."""
         given = self.given(file)
         scopes = (one for one in self.program.called_in_loops if self.program.files[one] == file)
         again = frozenset().union(*map(computed, scopes))
@@ -175,7 +175,7 @@ class Source:
         return settled(test)
 
     def asks_for_exception(self, file: str, test: ast.expr) -> bool:
-        """True if a condition of an ``__exit__`` asks for the exception of its block."""
+        """Return True if a condition of an ``__exit__`` asks for the exception of its block."""
         scope = self.program.scope_at(Line(file, test.lineno))
         if not isinstance(scope, ast.FunctionDef) or scope.name != "__exit__":
             return False
@@ -183,7 +183,7 @@ class Source:
         return any(isinstance(node, ast.Name) and node.id in raised for node in ast.walk(test))
 
     def is_of_turns(self, file: str, test: ast.expr) -> bool:
-        """True if a condition asks only for the number of a turn, and for values of all ranks."""
+        """Return True if a condition depends only on the iteration and on values of all ranks."""
         value = self._value(file, test)
         if value is None:
             return False

@@ -1,7 +1,7 @@
-"""The control-flow graph of a program: a node for each statement, an edge for what may come next.
+"""The control-flow graph of a program: a node per statement, an edge to each possible next one.
 
-Calls of functions of the user's files that matter (they hold a line that is asked for, or lead to
-one) are expanded in place, so that a way goes through helpers and handlers as the program does.
+Calls of relevant functions of the user's files (they hold a line in question, or lead to one) are
+expanded in place, so that a path goes through helpers and handlers as the program does.
 Any statement may raise; an exception that nothing catches leads nowhere.
 """
 
@@ -44,30 +44,30 @@ _RAISES_NOTHING = (ast.Pass, ast.Break, ast.Continue)
 _PROPERTIES = frozenset({"cached_property", "property"})
 
 
-class Turn(StrEnum):
-    """A kind of point at which a program goes one of several ways."""
+class Branch(StrEnum):
+    """A kind of point at which a program takes one of several paths."""
 
     CONDITION = "condition"
     LOOP = "loop"
     EXCEPTION = "exception"
     CALL = "call"
-    """The function that is called, or that its body runs, is decided as the program runs."""
+    """The called function, or a call in its body, is known only when the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way out of a point at which the program may go several."""
+    """One path out of a point at which the program may take several."""
 
-    turn: Turn
+    kind: Branch
     file: str
     node: ast.AST
     """The `if`, the loop, the handler, the call."""
     taken: bool
-    """The condition holds; the loop has another turn; the exception is caught; it is called."""
+    """The condition holds; the loop runs on; the exception is caught; the function is called."""
     test: ast.expr | None = None
-    """The expression that is asked, or run over."""
+    """The expression of the condition, or the iterable."""
     first: bool = False
-    """True for the choice that a loop has any turn at all."""
+    """The choice that a loop has an iteration at all."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,13 +82,13 @@ class Node:
     part: bool = False
     """A part of a statement that is not always evaluated."""
     own: Node | None = None
-    """The node of what it does itself, once the functions that it calls have returned."""
+    """The node of the statement itself, after the functions that it calls have returned."""
     calls_back: bool = False
-    """A library may call these: what that does itself may as well come before them."""
+    """A library may call these: its own work may also come before them."""
     edges: list[tuple[Node, Choice | None]] = field(default_factory=list)
 
     def holds(self, line: Line) -> bool:
-        """True if it is at a line."""
+        """Return True if it is at a line."""
         return self.file == line.file and self.first <= line.number <= self.last
 
 
@@ -239,7 +239,7 @@ class Expansion:
     def _if(self, node: ast.If, then: Node, context: _Context) -> Node:
         branch = Node()
         for body, taken in ((node.body, True), (node.orelse, False)):
-            choice = Choice(Turn.CONDITION, context.file, node, taken, node.test)
+            choice = Choice(Branch.CONDITION, context.file, node, taken, node.test)
             branch.edges.append((self._block(body, then, context), choice))
         return self._at(context, node, [node.test], branch)
 
@@ -251,13 +251,13 @@ class Expansion:
         after = self._block(node.orelse, then, context)
         again = Node()
         head = self._at(context, node, [test], again)
-        turn = Choice(Turn.LOOP, context.file, node, taken=True, test=test)
+        choice = Choice(Branch.LOOP, context.file, node, taken=True, test=test)
         body = self._block(node.body, head, replace(context, breaks=then, continues=head))
         first = Node()
         for branch, is_first in ((again, False), (first, True)):
-            branch.edges.append((body, replace(turn, first=is_first)))
+            branch.edges.append((body, replace(choice, first=is_first)))
             if not endless:
-                branch.edges.append((after, replace(turn, taken=False, first=is_first)))
+                branch.edges.append((after, replace(choice, taken=False, first=is_first)))
         return self._at(context, node, [test], first)
 
     def _try(self, node: ast.Try | ast.TryStar, then: Node, context: _Context) -> Node:
@@ -270,7 +270,7 @@ class Expansion:
                     through[id(target)] = self._block(node.finalbody, target, outer)
                 return through[id(target)]
 
-            caught = Choice(Turn.EXCEPTION, context.file, node, taken=True)
+            caught = Choice(Branch.EXCEPTION, context.file, node, taken=True)
             context = replace(
                 context,
                 returns=passing(context.returns),
@@ -284,7 +284,7 @@ class Expansion:
         for handler in node.handlers:
             entry = self._node(context, handler, handler.lineno)
             entry.edges.append((self._block(handler.body, then, context), None))
-            why = Choice(Turn.EXCEPTION, context.file, handler, taken=True, test=handler.type)
+            why = Choice(Branch.EXCEPTION, context.file, handler, taken=True, test=handler.type)
             entries.append((entry, why))
         beyond = () if any(map(_catches_all, node.handlers)) else context.raises
         inner = replace(context, raises=(*entries, *beyond))
@@ -293,7 +293,7 @@ class Expansion:
     def _with(self, node: ast.With | ast.AsyncWith, then: Node, context: _Context) -> Node:
         managers = [item.context_expr for item in node.items]
         inner = context
-        choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
+        choice = Choice(Branch.EXCEPTION, context.file, node, taken=True)
         leave = self._exit_of(managers)
         leads_on = leave in self._matter and leave not in context.scopes
         if not leads_on and any(map(self._suppresses, managers)):
@@ -307,7 +307,7 @@ class Expansion:
         return self._at(context, node, managers, body)
 
     def _suppresses(self, manager: ast.expr) -> bool:
-        """True if a block ends well where something is raised in it, by its manager."""
+        """Return True if a block ends well where something is raised in it, by its manager."""
         if not isinstance(manager, ast.Call):
             return False
         leave = self._exit_of([manager])
@@ -321,7 +321,7 @@ class Expansion:
         )
 
     def _is_off(self, value: ast.expr, made: ast.Call) -> bool:
-        """True if a value is false: a setting of an object that is off where it is made so."""
+        """Return True if a value is false: a setting of an object that is turned off there."""
         if isinstance(value, ast.Constant):
             return not value.value
         start = self._program.method(called(made), "__init__")
@@ -347,10 +347,12 @@ class Expansion:
     def _match(self, node: ast.Match, then: Node, context: _Context) -> Node:
         branch = Node()
         for case in node.cases:
-            why = Choice(Turn.CONDITION, context.file, case.pattern, taken=True, test=node.subject)
+            why = Choice(
+                Branch.CONDITION, context.file, case.pattern, taken=True, test=node.subject
+            )
             branch.edges.append((self._block(case.body, then, context), why))
         if not any(map(_is_anything, node.cases)):
-            none = Choice(Turn.CONDITION, context.file, node, taken=False, test=node.subject)
+            none = Choice(Branch.CONDITION, context.file, node, taken=False, test=node.subject)
             branch.edges.append((then, none))
         return self._at(context, node, [node.subject], branch)
 
@@ -366,7 +368,7 @@ class Expansion:
             for scope in below
             if at.holds(line) and self._program.names[scope] not in named
         )
-        # The wrapper of a decorator is come to by the function that is decorated.
+        # The decorated function leads to the wrapper of a decorator.
         some = [scope for scope in scopes if scope not in {*context.scopes, *self._wrappers}]
         if not some:
             return then
@@ -385,7 +387,7 @@ class Expansion:
             or (isinstance(call.func, ast.Name) and call.func.id in taken)
             for call in calls
         )
-        choice = Choice(Turn.CALL, context.file, node, taken=True) if dispatched else None
+        choice = Choice(Branch.CALL, context.file, node, taken=True) if dispatched else None
         here.edges += [(self._call(scope, after, context), choice) for scope in some]
         if dispatched or self._again or len(some) > 1:
             here.edges.append((then, choice and replace(choice, taken=False)))
@@ -400,7 +402,7 @@ class Expansion:
             case ast.IfExp():
                 yes = self._part(node.body, then, context)
                 no = self._part(node.orelse, then, context)
-                choice = Choice(Turn.CONDITION, context.file, node, taken=True, test=node.test)
+                choice = Choice(Branch.CONDITION, context.file, node, taken=True, test=node.test)
                 branch = Node(edges=[(yes, choice), (no, replace(choice, taken=False))])
                 return self._expression(node.test, then if yes is no else branch, context)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
@@ -409,8 +411,8 @@ class Expansion:
                 head = body = Node()
                 for value in reversed(values):
                     body = self._part(value, body, context)
-                turn = Choice(Turn.LOOP, context.file, node, taken=True, test=source)
-                head.edges += [(body, turn), (then, replace(turn, taken=False))]
+                choice = Choice(Branch.LOOP, context.file, node, taken=True, test=source)
+                head.edges += [(body, choice), (then, replace(choice, taken=False))]
                 return self._expression(source, then if body is head else head, context)
             case ast.Call() | ast.Attribute():
                 then = self._called(node, then, context)
@@ -425,7 +427,7 @@ class Expansion:
             inner = self._part(value, rest, context)
             if inner is not rest:
                 holds = isinstance(node.op, ast.And)
-                choice = Choice(Turn.CONDITION, context.file, test, holds, test)
+                choice = Choice(Branch.CONDITION, context.file, test, holds, test)
                 rest = Node(edges=[(inner, choice), (then, replace(choice, taken=not holds))])
         return self._expression(node.values[0], rest, context)
 
@@ -439,7 +441,7 @@ class Expansion:
         return self._or_raises(here, context, node)
 
     def _has_calls(self, node: ast.AST, context: _Context) -> bool:
-        """True if an expression calls a function that matters, or communicates."""
+        """Return True if an expression calls a function that matters, or communicates."""
         key = node, context.given
         found = self._with_calls.get(key)
         if found is None:
@@ -465,7 +467,7 @@ class Expansion:
         return self._of_objects if name not in self._program.named else []
 
     def _calls_objects(self, node: ast.AST) -> bool:
-        """True if a statement calls an object, as a module is called for its ``forward``."""
+        """Return True if a statement calls an object, as a module is called for its ``forward``."""
         named = self._program.named
         return bool(self._of_objects) and any(
             called(call) not in named and not is_collective(call) for call in _calls(node)
@@ -479,7 +481,7 @@ class Expansion:
         entries = [self._decorated(scope, then, context) for scope in some]
         cached = self._program.cached.get(called(node)) if isinstance(node, ast.Call) else None
         if cached is not None:
-            run = Choice(Turn.CALL, cached.file, cached.made, taken=True)
+            run = Choice(Branch.CALL, cached.file, cached.made, taken=True)
             kept = (then, replace(run, taken=False))
             entries = [Node(edges=[(entry, run), kept]) for entry in entries]
         # Others of that name lead to none of the lines.
@@ -493,18 +495,18 @@ class Expansion:
     def _overridden(
         self, some: Sequence[Function], found: Sequence[Function], then: Node
     ) -> list[tuple[Node, Choice | None]]:
-        """The methods that stand for others of which one leads to a line, and do not themselves."""
+        """The methods that override one that leads to a line, and do not lead there themselves."""
         rest = {scope for scope in found if scope not in self._matter}
         several = some if rest else ()
         instead = dict.fromkeys(one for scope in several for one in self._program.overrides(scope))
         return [
-            (then, Choice(Turn.CALL, self._program.files[one], one, taken=True))
+            (then, Choice(Branch.CALL, self._program.files[one], one, taken=True))
             for one in instead
             if one in rest
         ]
 
     def _decorated(self, scope: Function, then: Node, context: _Context) -> Node:
-        """A call of a function by way of its decorators."""
+        """A call of a function through its decorators."""
         decorators = scope.decorator_list if isinstance(scope, SCOPES) else []
         entry: Node | None = None
         for decorator in decorators:
@@ -533,9 +535,9 @@ class Expansion:
         """The choice to run the body of a function at all."""
         file = self._program.files[scope]
         if for_one_rank(scope) is decorator:
-            return Choice(Turn.CONDITION, file, decorator, taken=True)
+            return Choice(Branch.CONDITION, file, decorator, taken=True)
         cached = decorated_by(decorator) in CACHES
-        return Choice(Turn.CALL, file, decorator, taken=True) if cached else None
+        return Choice(Branch.CALL, file, decorator, taken=True) if cached else None
 
     def _call(self, scope: Function, then: Node, context: _Context) -> Node:
         inner = replace(
@@ -566,17 +568,17 @@ def _calls(node: ast.AST) -> list[ast.Call]:
 
 
 def _starts(tree: ast.Module) -> bool:
-    """True if a file is one that is run: it asks for ``__main__``."""
+    """Return True if a file is one that is run: it asks for ``__main__``."""
     return any(isinstance(node, ast.If) and asks_whether_run(node.test) for node in tree.body)
 
 
 def asks_whether_run(test: ast.expr) -> bool:
-    """True if a condition asks if its file is the program: it is so on all ranks."""
+    """Return True if a condition asks if its file is the program: it is so on all ranks."""
     return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
 
 
 def exits(node: ast.AST) -> bool:
-    """True if a statement ends the program."""
+    """Return True if a statement ends the program."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Call) and called(value) in _EXITS
 
@@ -590,7 +592,7 @@ def _is_anything(case: ast.match_case) -> bool:
 
 
 def _swallows(leave: Function) -> bool:
-    """True if an ``__exit__`` may swallow an exception, by what it returns."""
+    """Return True if an ``__exit__`` may swallow an exception, by its return value."""
     return any(not isinstance(value, ast.Constant) or value.value for value in _returned(leave))
 
 
@@ -601,6 +603,6 @@ def _returned(function: Function) -> list[ast.expr]:
 
 
 def _last_function(scope: Function) -> Function | None:
-    """The last function that is defined in another one, which is what it returns."""
+    """The last function that is defined in another one, which returns it."""
     body = scope.body if isinstance(scope, SCOPES) else []
     return next((one for one in reversed(body) if isinstance(one, SCOPES)), None)

@@ -1,4 +1,4 @@
-"""The meaning of names in a source: the rank, the number of a turn, a value of all ranks."""
+"""The meaning of names in a source: the rank, an iteration's number, a value of all ranks."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ GIVE_RANK = frozenset(
     {"get", "get_group_rank", "get_local_rank", "get_rank", "getenv", "rank"}
     | {"bool", "divmod", "int", "str"}
 )
-"""Functions by which the rank stays what it is."""
+"""Functions that keep the rank as it is."""
 
 
 def names_the_rank(node: ast.AST) -> bool:
-    """True if a node reads like the rank, or like being one of a few ranks."""
+    """Return True if a node reads like the rank, or like being one of a few ranks."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         # An environment variable's name.
         return node.value.isupper() and bool(_RANK.search(words(node.value)))
@@ -70,7 +70,7 @@ def for_one_rank(scope: Function) -> ast.expr | None:
 
 
 def asks_for_most(test: ast.expr) -> bool:
-    """True if a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
+    """Return True if a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
 
     By the part of it that names the rank, where one does.
     """
@@ -99,7 +99,7 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[int, Any], bool]] = {
 
 
 def holds_for(test: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> bool | None:
-    """True if a condition on the rank holds for one; None where the text does not say.
+    """Return True if a condition on the rank holds for one; None where the text does not say.
 
     is_rank: True if an expression is the rank.
     """
@@ -127,7 +127,7 @@ def holds_for(test: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) ->
 
 
 def _value(node: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> int | None:
-    """The rank, or what is left of it by a number."""
+    """The rank, or its remainder by a number."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         number, by = _value(node.left, rank, is_rank), _literal(node.right)
         return number % by if number is not None and isinstance(by, int) and by > 0 else None
@@ -157,7 +157,7 @@ class Variables:
     constants: frozenset[str]
     """Names of one value on all ranks: ``STEPS = 100``, ``ranks = dist.get_world_size()``."""
     varying: frozenset[str]
-    """Names that are given a value at several places, in a loop, or by a caller."""
+    """Names that get a value at several lines, in a loop, or from a caller."""
     kept: frozenset[str]
     """Attributes that an ``__init__`` gives a value, and nothing else does."""
     rank_attributes: frozenset[str]
@@ -196,7 +196,7 @@ def variables(tree: ast.Module) -> Variables:
 
 
 def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
-    """True if a value is the rank, or computed from it: no function has made it of the rank.
+    """Return True if a value is the rank, or computed from it: no function has made it of the rank.
 
     attributes: attributes that are known to be so.
     """
@@ -206,13 +206,13 @@ def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
 
 
 def _is_another_value(node: ast.AST) -> bool:
-    """True if a value with the rank in it is not the rank: an element of a list by the rank."""
+    """Return True if a value with the rank in it is not the rank: an element of a list."""
     picked = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
     return picked or isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set)
 
 
 def _gives_anything(node: ast.AST) -> bool:
-    """True if it is a call that may return another value than the rank."""
+    """Return True if it is a call that may return another value than the rank."""
     is_call = isinstance(node, ast.Call) and called(node) not in GIVE_RANK
     return is_call or isinstance(node, ast.Await)
 
@@ -234,7 +234,7 @@ def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def counters(scope: Function) -> frozenset[str]:
-    """The names of a function that are the number of a turn: ``for step in range(100)``."""
+    """The names of a function that count iterations: ``for step in range(100)``."""
     found, bound = Counter[str](), Counter(stored(own(scope)))
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         bound.update(node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
@@ -275,7 +275,7 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that some nodes give a value, in any way."""
+    """The names to which some nodes give a value."""
     names = (node for node in nodes if isinstance(node, ast.Name))
     return (name.id for name in names if isinstance(name.ctx, ast.Store))
 

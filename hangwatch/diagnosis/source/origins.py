@@ -1,4 +1,4 @@
-"""Finds back from a line what it depends on: the data or the rank in an argument, conditions."""
+"""Finds the origins of a line: the data or the rank in an argument, conditions around it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
-from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice
 from hangwatch.diagnosis.source.names import names_the_rank
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line, Program
 from hangwatch.diagnosis.source.syntax import (
@@ -48,7 +48,7 @@ _OF_DATA = frozenset({"argmax", "count_nonzero", "item", "len", "max", "min", "s
 """Calls that make a number of data."""
 _ROOTS = frozenset({"src", "dst", "group_src", "group_dst"})
 _GIVES = ("__next__", "__iter__", "__getitem__")
-"""Methods by which objects give what they have, where they are gone over."""
+"""Methods by which objects give their elements to a loop."""
 
 
 def size_of_data(program: Program, line: Line, above: tuple[Line, ...] = ()) -> Line | None:
@@ -92,7 +92,7 @@ def set_for_few(
 
 
 def _calls(program: Program, line: Line) -> list[ast.Call]:
-    """The calls of a line: those that read like collectives, else the outermost."""
+    """The calls of a line: the calls that look like collectives, or else the outermost."""
     scope = program.scope_at(line)
     every = calls_in(scope) if scope is not None else ()
     calls = [call for call in every if covers(call, line.number)]
@@ -282,7 +282,7 @@ def _returned(program: Program, functions: Iterable[Function | None]) -> Iterato
 
 
 def _names(target: ast.expr, name: str) -> bool:
-    """True if a target is, or has in it, a name or an attribute of a name."""
+    """Return True if a target is, or has in it, a name or an attribute of a name."""
     if isinstance(target, ast.Tuple | ast.List):
         return any(_names(one, name) for one in target.elts)
     return name_of(target) == name
@@ -309,7 +309,7 @@ def conditions_of(program: Program, line: Line) -> list[list[Choice]]:
 def _mentions(
     program: Program, owner: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Iterator[tuple[Function, ast.expr]]:
-    """Each call of a class, or each place that names a function, outside of itself."""
+    """Each call of a class, or each use of the name of a function, outside of itself."""
     inside = set(map(id, ast.walk(owner)))
     for function in program.files:
         nodes = [node for node in own(function) if id(node) not in inside]
@@ -334,7 +334,9 @@ def _around(program: Program, function: Function, node: ast.expr) -> list[Choice
         else:
             continue
         ways = zip(within, (True, False), strict=True)
-        found += [Choice(Turn.CONDITION, file, one, way, one.test) for there, way in ways if there]
+        found += [
+            Choice(Branch.CONDITION, file, one, way, one.test) for there, way in ways if there
+        ]
     return found
 
 
@@ -363,9 +365,9 @@ def _around_setters(origin: Value, node: ast.AST) -> Iterator[Sequence[Choice]]:
 def _around_calls(
     program: Program, scope: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Sequence[Sequence[Choice]]:
-    """The conditions around each call of a function; none where a call is known to have none.
+    """The conditions around each call of a function; none if a call is known to have none.
 
-    A method of that name of an object that is known to be another one is left out.
+    A method of that name of a known other object is ignored.
     """
     owner, found = program.owner(scope), []
     for function, call in _mentions(program, scope):
@@ -382,7 +384,7 @@ def _around_calls(
 
 
 def _is_foreign(program: Program, name: str) -> bool:
-    """True if all values of a name are made by functions that are not of the program."""
+    """Return True if all values of a name are made by functions that are not of the program."""
     values = [
         value
         for tree in program.trees.values()
@@ -393,7 +395,7 @@ def _is_foreign(program: Program, name: str) -> bool:
 
 
 def _is_shared(scope: Function, name: str) -> bool:
-    """True if a function gives the value of a name to a collective: then all may have it."""
+    """Return True if a function gives the value of a name to a collective: then all may have it."""
     return any(
         name_of(node) == name
         for call in calls_in(scope)
@@ -419,7 +421,7 @@ def conditions_in_callbacks(program: Program) -> Iterator[tuple[Line, ast.expr]]
 
 
 def _sets_any_of(names: Iterable[str], branch: ast.If) -> bool:
-    """True if a branch gives an attribute of one of some names a value."""
+    """Return True if a branch gives an attribute of one of some names a value."""
     return any(
         isinstance(target, ast.Attribute)
         and isinstance(target.value, ast.Name)

@@ -1,4 +1,4 @@
-"""The ways that a program can take from one line to two others, and where these ways part."""
+"""The paths of a program from one line to two others, and the choices at which they diverge."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from hangwatch.diagnosis.source.flow import Choice, Expansion, Node, TooLargeError, Turn
+from hangwatch.diagnosis.source.flow import Branch, Choice, Expansion, Node, TooLargeError
 from hangwatch.diagnosis.source.program import Line, Position, Program, first_statement
 
 MOST_HEADS = 50
-"""Loops whose turns are looked at, the nearest ones."""
+"""Most loops whose iterations are searched, the nearest ones."""
 MOST_COMPARED = 1_000
-"""Nodes, of which each is left out in turn."""
+"""Most nodes that are removed in turn."""
 MOST_ROOTS = 3
-"""Functions that are tried as the one by which the program begins."""
+"""Most functions that are tried as the start of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The choices by which one may come to a line instead of the other."""
+    """The choices by which a program may reach one line instead of the other."""
 
     decisive: tuple[Choice, ...] = ()
     """After each of them only the one line can be reached, before a call that is known."""
     before: tuple[Choice, ...] = ()
-    """Without each of these none of the decisive ones is come to."""
+    """Choices without which none of the decisive ones is reached."""
     around: tuple[Choice, ...] = ()
-    """Each leads past the other line in one turn of a loop that holds it."""
+    """Each leads past the other line in one iteration of a loop that contains it."""
     others: tuple[Choice, ...] = ()
     """After each of them only the other line can be reached: they were not chosen."""
     turned_round: bool = False
-    """In one turn of each loop the program comes from the one line to the other, and back to it
-    by another way: it makes both calls, in either order."""
+    """In one iteration of each loop the program reaches one line from the other, and that one again
+    by another path: it makes both calls, in either order."""
 
 
 def ways(
@@ -42,11 +42,11 @@ def ways(
     calls: Collection[Line],
     barred: Callable[[Choice], bool],
 ) -> Ways | None:
-    """Find the choices by which a program comes to the first of two places and not to the other.
+    """Find the choices by which a program reaches the first of two positions and not the other.
 
-    start: the line from which on; None for the beginning of the program. calls: lines that no way
-    goes by, for a call there is known. barred: True for a choice that is never made. Returns None
-    where the source is not there, has no such way, or is too large.
+    start: the line to start from; None for the beginning of the program. calls: lines that no path
+    passes, since a call there would be known. barred: True for a choice that is never made. Returns
+    None if the source is not there, has no path, or is too large.
     """
     mine, theirs = (
         Position(tuple(first_statement(program, line) for line in place.frames)) for place in places
@@ -55,7 +55,7 @@ def ways(
     expansion = Expansion(program, lines, (mine, theirs))
 
     def never(choice: Choice) -> bool:
-        # A loop without any turn is not to be expected.
+        # A loop is expected to have an iteration.
         return (choice.first and not choice.taken) or barred(choice)
 
     for root, again in product(expansion.roots[:MOST_ROOTS], (False, True)):
@@ -77,7 +77,7 @@ def _ways(
     places: tuple[Position, Position],
     calls: Collection[Line],
 ) -> Ways | None:
-    """The ways in one graph. ends: the first node of the program, and the last."""
+    """The paths in one graph. ends: the first node of the program, and the last."""
     entry, end = ends
     to_mine, to_theirs = (graph.at(place) if place.frames else [end] for place in places)
     begin = [entry] if start is None else graph.after(start)
@@ -145,7 +145,7 @@ class _Graph:
         known: Sequence[Node],
         came: Collection[Node],
     ) -> Ways | None:
-        """The choices between two targets, on ways that go by none of the known nodes.
+        """The choices between two targets, on paths that pass none of the known nodes.
 
         came: the nodes of the line that one comes from.
         """
@@ -178,15 +178,15 @@ class _Graph:
         )
 
     def _leads_back(self, to: Collection[Node], begin: Iterable[Node]) -> bool:
-        """True if one comes to the line of some nodes in the same turn of each loop."""
+        """Return True if the line of some nodes is reached in the same iteration of each loop."""
         lines = {(node.file, node.first) for node in to}
         turns = {node for node in self.nodes if not self._has_turns(node)}
         return any((node.file, node.first) in lines for node in self._reached(begin, turns))
 
     def _around(self, head: Node, targets: set[Node], but: set[Node]) -> Iterator[Choice]:
-        """The choices that lead from the head of a loop back to it, past what one turn may meet."""
+        """The choices that lead from the head of a loop back to it, past some of its nodes."""
         inside = [
-            to for to, why in self._edges[head] if why and why.turn is Turn.LOOP and why.taken
+            to for to, why in self._edges[head] if why and why.kind is Branch.LOOP and why.taken
         ]
         again = self._leading_to({head}, but)
         meets = self._leading_to(targets, but - targets | {head})
@@ -197,17 +197,17 @@ class _Graph:
     def _needed(
         self, begin: Sequence[Node], within: Collection[Node], ends: Collection[Node]
     ) -> Iterator[Choice]:
-        """The choices without which none of some nodes is come to."""
+        """The choices without which none of some nodes is reached."""
         inside = {*within}
         for node in within:
             for _, choice in self._edges[node]:
-                if choice is not None and choice.turn is Turn.CONDITION:
+                if choice is not None and choice.kind is Branch.CONDITION:
                     left = self._reached(begin, inside, (node, choice))
                     if not any(end in left for end in ends):
                         yield choice
 
     def _leading_to(self, targets: set[Node], but: set[Node]) -> set[Node]:
-        """The nodes from which a target can be reached, not by way of some others."""
+        """The nodes from which a target can be reached, not through some others."""
         found, todo = set(targets), deque(targets)
         while todo:
             for node in self._before[todo.popleft()]:
@@ -237,8 +237,8 @@ class _Graph:
         return found
 
     def _has_turns(self, node: Node) -> bool:
-        """True if a loop is left or goes on there."""
-        return any(choice and choice.turn is Turn.LOOP for _, choice in self._edges[node])
+        """Return True if a loop ends or continues there."""
+        return any(choice and choice.kind is Branch.LOOP for _, choice in self._edges[node])
 
     def _turned(self, node: Node, targets: Collection[Node]) -> Iterator[Choice]:
         """The choices at a node that lead to one of some others."""
@@ -252,7 +252,7 @@ def _distinct(choices: Iterable[Choice]) -> tuple[Choice, ...]:
 
 
 def _is_below(chain: Sequence[tuple[str, int, int]], callers: Sequence[Line]) -> bool:
-    """True if a chain of calls is the end of another one."""
+    """Return True if a chain of calls is the end of another one."""
     return len(chain) <= len(callers) and all(
         file == caller.file and first <= caller.number <= last
         for (file, first, last), caller in zip(reversed(chain), reversed(callers), strict=False)

@@ -1,4 +1,4 @@
-"""The functions of a program's files by their names, and places in them."""
+"""The functions of a program's files by their names, and positions in them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Fork:
 
     @property
     def in_one_loop(self) -> bool:
-        """True if a loop is around both."""
+        """Return True if a loop is around both."""
         loops = loops_in(self.scope)
         return any(in_body(one, self.here) and in_body(one, self.there) for one in loops)
 
@@ -89,10 +89,9 @@ class Fork:
 
 
 def fork(program: Program, here: Position, there: Position) -> Fork | None:
-    """The lines at which two positions part; None where no function of the source has both.
+    """The lines at which two positions diverge; None if no function of the source has both.
 
-    Of positions whose callers are not known, the one call of a function by its name stands for
-    what is in it.
+    If the callers of a position are not known, the only call of its function by name counts.
     """
     pairs = zip(here.frames, there.frames, strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
@@ -206,7 +205,7 @@ class Program:
         return {name: sorted(lines) for name, lines in found.items()}
 
     def communicates(self, body: Sequence[ast.stmt]) -> bool:
-        """True if statements make a collective or point-to-point call, or call what does."""
+        """Return True if statements make a collective or point-to-point call, directly or not."""
         return bool(self.communicating(body))
 
     def communicating(self, body: Sequence[ast.stmt]) -> list[ast.Call]:
@@ -221,7 +220,7 @@ class Program:
 
     @cached_property
     def _communicating(self) -> frozenset[str]:
-        """The names of functions that communicate, or call what does."""
+        """The names of functions that communicate, directly or not."""
         scopes = {scope for scope in self.files if any(map(is_collective, calls_in(scope)))}
         return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
 
@@ -309,7 +308,7 @@ class Program:
         return found
 
     def callers_names(self, scope: Function) -> list[str]:
-        """The names by which a function is called: of a ``forward`` also those of its objects."""
+        """The names by which a function is called: for ``forward`` also those of its objects."""
         name = self.names[scope]
         owner = self.owner(scope) if name in CALLED_AS_OBJECT else ""
         return [name, *(one for one, classes in self.objects.items() if owner and owner in classes)]

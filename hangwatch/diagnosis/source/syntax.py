@@ -38,7 +38,7 @@ def parse(text: str | None) -> ast.Module | None:
 
 
 def own(scope: Function) -> Iterator[ast.AST]:
-    """The nodes of a function, outermost first, without those of functions in it."""
+    """The nodes of a function, outermost first, without the functions in it."""
     todo: deque[ast.AST] = deque([scope])
     while todo:
         node = todo.popleft()
@@ -50,12 +50,12 @@ def own(scope: Function) -> Iterator[ast.AST]:
 
 
 def calls_in(scope: Function) -> Iterator[ast.Call]:
-    """The calls of a function, outermost first, without those of functions in it."""
+    """The calls of a function, outermost first, without the functions in it."""
     return (node for node in own(scope) if isinstance(node, ast.Call))
 
 
 def loops_in(scope: Function) -> list[Loop]:
-    """The loops of a function, outermost first, without those of functions in it."""
+    """The loops of a function, outermost first, without the functions in it."""
     return [node for node in own(scope) if isinstance(node, Loop)]
 
 
@@ -82,12 +82,12 @@ def parts(target: ast.expr) -> Sequence[ast.expr]:
 
 
 def covers(node: ast.expr | ast.stmt | ast.excepthandler, line: int) -> bool:
-    """True if a node is at a line, be it with a part of it."""
+    """Return True if a node is at a line, be it with a part of it."""
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def spans(body: Sequence[ast.stmt], line: int) -> bool:
-    """True if statements cover a line."""
+    """Return True if statements cover a line."""
     return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
 
 
@@ -97,12 +97,12 @@ def body_end(loop: Loop) -> int:
 
 
 def in_body(loop: Loop, line: int) -> bool:
-    """In a loop's header or body; its ``else`` runs when it is over."""
+    """Return True if a line is in the header or body of a loop: its ``else`` runs after it."""
     return loop.lineno <= line <= body_end(loop)
 
 
 def is_fixed(expression: ast.expr, constants: Collection[str] = ()) -> bool:
-    """True if an expression is the same on all ranks, whatever they do."""
+    """Return True if an expression is the same on all ranks, whatever they do."""
     match expression:
         case ast.Name(name):
             return name in constants or bool(_WORLD.match(name))
@@ -117,7 +117,7 @@ def is_fixed(expression: ast.expr, constants: Collection[str] = ()) -> bool:
 
 
 def is_collective(node: ast.Call) -> bool:
-    """True if a call reads like a collective or point-to-point one."""
+    """Return True if a call reads like a collective or point-to-point one."""
     return bool(_COMMUNICATES.match(called(node)))
 
 
@@ -136,9 +136,9 @@ def exhausted_loop(scope: Function | None, handler: ast.AST) -> Loop | None:
 
 
 def retried_by(scope: Function | None, line: int) -> ast.ExceptHandler | None:
-    """The handler that catches an exception of a line in a loop that then makes it again.
+    """The handler that catches an exception of a line in a loop that then retries the line.
 
-    Not in a loop over data, which goes on with the next.
+    Not in a loop over data, which continues with the next element.
     """
     for block in _tried_in_loops(scope, line, counting=True)[::-1]:
         for handler in block.handlers:
@@ -148,7 +148,7 @@ def retried_by(scope: Function | None, line: int) -> ast.ExceptHandler | None:
 
 
 def has_time_limit(scope: Function | None, line: int) -> bool:
-    """True if a call of a line is given a time after which it returns or raises."""
+    """Return True if a call of a line is given a time after which it returns or raises."""
     return any(
         covers(call, line)
         and (any(word.arg == "timeout" for word in call.keywords) or _waits_for(call))
@@ -157,7 +157,7 @@ def has_time_limit(scope: Function | None, line: int) -> bool:
 
 
 def _waits_for(call: ast.Call) -> bool:
-    """True if a call is ``work.wait(limit)``; a store's first argument is the keys."""
+    """Return True if a call is ``work.wait(limit)``; a store's first argument is the keys."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     of_store = owner is not None and "store" in ast.unparse(owner).lower()
     return called(call) == "wait" and len(call.args) > int(of_store)
@@ -172,7 +172,7 @@ def tried_again(scope: Function | None, line: int) -> ast.stmt | None:
 
 
 def _tried_in_loops(scope: Function | None, line: int, *, counting: bool = False) -> list[ast.Try]:
-    """The ``try`` blocks in loops that a line is in. counting: in loops that go over no data."""
+    """The ``try`` blocks in loops that a line is in. counting: in loops not over data."""
     if scope is None:
         return []
     loops = [
@@ -186,19 +186,19 @@ def _tried_in_loops(scope: Function | None, line: int, *, counting: bool = False
 
 
 def _ends(handler: ast.ExceptHandler) -> bool:
-    """True if no turn of a loop comes after a handler."""
+    """Return True if no iteration of a loop follows a handler."""
     return isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break)
 
 
 def _counts(loop: Loop) -> bool:
-    """True if a loop goes over no data."""
+    """Return True if a loop is not over data."""
     if isinstance(loop, ast.While):
         return True
     return isinstance(loop.iter, ast.Call) and called(loop.iter) in ENDLESS | {"range"}
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:
-    """True if what comes after a branch is not run once the branch was."""
+    """Return True if the code after a branch does not run after the branch."""
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
 
 

@@ -1,4 +1,4 @@
-"""Follows the values of a program step by step: names, attributes, calls, what a loop goes over."""
+"""Follows the values of a program step by step: names, attributes, calls, iterables of loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_CALLERS = 8
 KEEP_ORDER = frozenset(
     {"list", "tuple", "enumerate", "iter", "reversed", "zip"} | {"tqdm", "fromkeys", "islice"}
 )
-"""Functions that go over what they are given."""
+"""Functions that iterate over their argument."""
 _ITERATORS = frozenset({"chain", "enumerate", "filter", "islice", "iter", "map", "zip"})
 
 
@@ -117,7 +117,7 @@ class Value:
 
 
 def is_generator(scope: Function) -> bool:
-    """True if a function yields."""
+    """Return True if a function yields."""
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own(scope))
 
 
@@ -134,7 +134,7 @@ def early_ends(program: Program, file: str, loop: ast.For) -> list[Line]:
 
 
 def taken_before(program: Program, file: str, loop: ast.For) -> Line | None:
-    """The line at which an iterator that a loop goes over is used before the loop.
+    """The line at which the iterator of a loop is used before the loop.
 
     It gives each element once. None where nothing uses it, and where it is no iterator.
     """
@@ -155,7 +155,7 @@ def taken_before(program: Program, file: str, loop: ast.For) -> Line | None:
 
 
 def _is_iterator(value: Value) -> bool:
-    """True if it is a call of a generator, or of what makes an iterator."""
+    """Return True if it is a call of a generator, or of a function that makes an iterator."""
     if not isinstance(value.node, ast.Call):
         return isinstance(value.node, ast.GeneratorExp)
     function = value.function()
@@ -163,7 +163,7 @@ def _is_iterator(value: Value) -> bool:
 
 
 def _generators(value: Value) -> Iterator[Function]:
-    """The generators that an expression goes over, and the generators that feed these."""
+    """The generators that an expression iterates over, and the generators that feed these."""
     if value.depth < 0:
         return
     inner: Iterable[Value] = ()

@@ -1,4 +1,4 @@
-"""Phrases on groups, wait points, lines of code, and what ranks do."""
+"""Phrases on groups, wait points, lines of code, and the activity of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.endings import Ending
 from hangwatch.diagnosis.facts.job import Job
-from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Slot, WaitPoint
 from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.page import ExceptionRecord
@@ -23,7 +23,7 @@ MAX_MESSAGE = 160
 _AT_SOURCE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|hpp?):\d+\] ")
 """Where a check of a C++ library stands, ahead of what it says."""
 MAX_SHOWN = 3
-"""Sentences on things that differ from rank to rank."""
+"""Most sentences on things that differ from rank to rank."""
 
 
 def at_line(site: Site | None) -> str:
@@ -48,7 +48,7 @@ def _called(call: PackageCall) -> str:
 def place_in_code(site: Site | None) -> str:
     """``train.py:41 in train: `loss.backward()```."""
     if site is None:
-        return "a line that is not known"
+        return "an unknown line"
     where = code_line(site)
     if site.function and site.function != "<module>":
         where += f" in {site.function}"
@@ -60,22 +60,22 @@ def place_in_code(site: Site | None) -> str:
 
 
 def group_text(job: Job, gid: int) -> str:
-    """``group default_pg``; by its ranks where no one described it."""
+    """``group default_pg``; by its ranks where it has no description."""
     key = job.keys[gid]
     if key.desc and key.desc != "undefined":
         return f"group {key.desc}"
     return f"the group of {the_ranks(job.members(gid))}"
 
 
-WIRED = (
-    "Ranks find each other by the name of the group, which counts the groups that were made "
-    "before: these are wired to each other."
+ONE_NAME = (
+    "PyTorch numbers the names of groups in the order of creation, so these ranks joined different "
+    "groups under one name."
 )
 
 
 def wait_point_text(job: Job, wait_point: WaitPoint, op: str) -> str:
     """``all_reduce #41 of group default_pg``."""
-    if isinstance(wait_point, Place):
+    if isinstance(wait_point, Slot):
         number = f" #{wait_point.seq}" if wait_point.seq > 0 else ""
         return f"{op or UNNAMED}{number} of {group_text(job, wait_point.gid)}"
     if isinstance(wait_point, Channel):
@@ -97,13 +97,13 @@ def now(ranks: Sequence[int], activity: Activity, who: str = "") -> str:
     """``it is loading data (data.py:12)``, or ``rank 2 is``."""
     who = who or verb(ranks, "it", "they")
     if activity.interrupted:
-        inside = f" in {_in_function(activity.site)}" if activity.site else ""
-        return f"{who} {verb(ranks, 'was', 'were')} ended from outside{inside}"
+        inside = f" while in {_in_function(activity.site)}" if activity.site else ""
+        return f"{who} {verb(ranks, 'was', 'were')} terminated externally{inside}"
     return f"{who} {verb(ranks, 'is', 'are')} {doing(activity)}"
 
 
 def each_now(parts: Sequence[tuple[Ranks, Activity]]) -> str:
-    """``it is loading data (data.py:12)``; of ranks that do not do the same, each in turn."""
+    """``it is loading data (data.py:12)``; of ranks that do different things, each in turn."""
     if len(parts) == 1:
         return now(*parts[0])
     return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_SHOWN])
@@ -117,7 +117,7 @@ _DOING = {
     Reason.STOPPED: "stopped (SIGSTOP, or a frozen container)",
     Reason.DEBUGGER: "in a debugger",
     Reason.EXCEPTION_HANDLING: "handling an exception",
-    Reason.GPU_KERNEL: "stuck on the device, which does not run what the program enqueued",
+    Reason.GPU_KERNEL: "stuck on the GPU, which does not execute the queued work",
 }
 
 
@@ -133,7 +133,7 @@ def doing(activity: Activity) -> str:
         return f"busy in {where}" if activity.running else f"in {where}"
     if activity.reason is Reason.GPU_FAULT:
         return f"on {activity.fault}"
-    what = _DOING.get(activity.reason, "doing something that could not be seen")
+    what = _DOING.get(activity.reason, "in an unknown state (no stack)")
     if activity.compiling is not None:
         what = _compiling(activity.compiling)
     elif activity.blocked is not None:
@@ -153,7 +153,7 @@ def _article(name: str) -> str:
 def waiting(blocked: Blocked) -> str:
     """``waiting for the lock `lock```, to follow ``it is``."""
     if blocked.on is On.RETRY:
-        return f"trying again after {_article(blocked.what)}"
+        return f"retrying after {_article(blocked.what)}"
     if blocked.on is On.SLEEP:
         return "sleeping in a loop"
     return f"waiting in {blocked.call}" if blocked.call else f"waiting for {blocked.what}"
@@ -169,7 +169,7 @@ def _compiling(compiling: Compiling) -> str:
     if compiling.locked:
         if compiling.held:
             return f"waiting for the lock of {extension}, which another process holds"
-        return f"waiting for the lock file of {extension}, which another process builds or built"
+        return f"waiting for the lock file of {extension}, created by a build in another process"
     return f"building {extension}"
 
 
@@ -182,17 +182,18 @@ def _in_function(site: Site | None) -> str:
     return f"{function}{code_line(site)}{inside}"
 
 
-def ended(end: Ending) -> str:
-    """The end of a rank, to follow its name: ``died of ValueError: bad batch``."""
-    how = "ended, and nobody saw how"
+def ended(end: Ending, ranks: Ranks = (0,)) -> str:
+    """The end of ranks, to follow their name: ``raised ValueError: bad batch``."""
+    was = verb(ranks, "was", "were")
+    how = "ended with an unknown exit status"
     if end.exception is not None:
         how = _raised(end.exception)
     elif end.abort is not None:
-        how = _aborted(end.abort)
+        how = f"{was} aborted by {_exception_of_cpp(end.abort)}"
     elif end.reason is Reason.OUT_OF_MEMORY:
-        how = "was killed: the machine ran out of memory"
+        how = f"{was} killed: the machine ran out of memory"
     elif end.signal is not None:
-        how = f"was killed by {signal_name(end.signal)}"
+        how = f"{was} killed by {signal_name(end.signal)}"
     elif end.exit_code:
         how = f"exited with code {end.exit_code}"
     elif end.reason is Reason.EXITED:
@@ -203,14 +204,14 @@ def ended(end: Ending) -> str:
 def _raised(exception: ExceptionRecord) -> str:
     name = exception.type.rpartition(".")[2] or "an exception"
     at = f" ({code_line(exception.site)})" if exception.site else ""
-    return f"died of {name}{_message(exception)}{at}"
+    return f"raised {name}{_message(exception)}{at}"
 
 
-def _aborted(abort: ExceptionRecord) -> str:
+def _exception_of_cpp(abort: ExceptionRecord) -> str:
     if not abort.type:
-        return "was aborted by std::terminate"
+        return "std::terminate"
     said = replace(abort, message=_AT_SOURCE.sub("", abort.message))
-    return f"was aborted by an uncaught {abort.type}{_message(said)}"
+    return f"an uncaught {abort.type}{_message(said)}"
 
 
 def _message(exception: ExceptionRecord) -> str:

@@ -1,4 +1,4 @@
-"""The sentences on ranks that are missing, gone or stuck: a headline, and its grounds."""
+"""The headline and explanation of a finding on ranks that are missing, gone or stuck."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.endings import Ending, How, Library
 from hangwatch.diagnosis.text.phrases import (
     MAX_SHOWN,
-    WIRED,
+    ONE_NAME,
     Ranks,
     at_line,
     ended,
@@ -20,28 +20,26 @@ from hangwatch.diagnosis.text.phrases import (
 from hangwatch.model.calls import Site
 from hangwatch.text import capital, code_line, the_nodes, the_ranks, verb
 
-_AT_ONCE = "at about the same time, from a call that needs it"
-
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The sentences on a finding."""
+    """The sentences of a finding."""
 
     headline: str
     explanation: str
 
     def adding(self, *notes: str) -> Text:
-        """Return it with more sentences at its end."""
+        """Return this text with more sentences at the end of its explanation."""
         return text(self.headline, self.explanation, *notes)
 
 
 def text(headline: str, *grounds: str) -> Text:
-    """A headline with the sentences that there are on its grounds."""
+    """A headline, and an explanation of the sentences that are not empty."""
     return Text(headline, sentences(*grounds))
 
 
 def sentences(*parts: str) -> str:
-    """Join the sentences that there are."""
+    """Join the sentences that are not empty."""
     return " ".join(part for part in parts if part)
 
 
@@ -57,7 +55,7 @@ def side(ranks: Ranks, site: Site | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Culprits and others with their lines. ``where`` names the wait point that it is about."""
+    """Culprits and others with their lines. ``where``: the text of the wait point."""
 
     culprits: Ranks
     others: Ranks
@@ -66,7 +64,7 @@ class Scene:
     site: Site | None = None
     other_site: Site | None = None
     sites: Mapping[int, Site] = field(default_factory=dict)
-    """The lines of single ranks, where these are known: not all of a side need be at one."""
+    """The known lines of single ranks: the ranks of one side may be at several lines."""
 
     @property
     def they(self) -> str:
@@ -100,7 +98,7 @@ class Scene:
         return sentences(*(_does(ranks, verb(ranks, *does), site) for ranks, site in known))
 
     def lines(self, ranks: Ranks, site: Site | None) -> list[tuple[Ranks, Site]]:
-        """The lines that some ranks are at, the given one first; not known of one: as the rest."""
+        """The lines of some ranks, the given one first; a rank without a known line is at it."""
         if site is None:
             return []
         by_line: dict[tuple[str, int], tuple[list[int], Site]] = {
@@ -143,7 +141,7 @@ def _does(ranks: Ranks, does: str, site: Site) -> str:
 def never_entered(scene: Scene, activity: Activity, doing: str, *, timed_out: bool = False) -> Text:
     """Living ranks that others wait for, or waited for until their time-out.
 
-    activity: what the first of them does; doing: what they do, as people read it.
+    activity: of the first of them; doing: the text on what all of them do.
     """
     worker = located(f"Its data worker {activity.worker} is", activity.worker_site)
     them = verb(scene.culprits, "it", "them")
@@ -158,13 +156,13 @@ def never_entered(scene: Scene, activity: Activity, doing: str, *, timed_out: bo
 
 
 def crossed(known: Text, thread: str, where: str, others: Ranks) -> Text:
-    """The text on a rank that waits for a lock, which a thread of its keeps for a call of others.
+    """The text on a rank that waits for a lock that another of its threads holds in a collective.
 
-    thread, where: the thread that has the lock, and the call that it is in.
+    thread, where: the thread that holds the lock, and the call that it is in.
     """
     return known.adding(
-        f"{capital(thread)}, which has it, waits in {where} for {the_ranks(others)}: each side "
-        "waits for the other, and none of them left the common program."
+        f"{capital(thread)}, which holds it, waits in {where} for {the_ranks(others)}: each side "
+        "waits for the other, and none of them left the common sequence of calls."
     )
 
 
@@ -173,23 +171,24 @@ def _compiler(activity: Activity) -> str:
     if activity.compiling is None or activity.compiling.locked:
         return ""
     if activity.compiling.at_work:
-        return "It uses the processor: as long as it does, this is called slow and not hung."
-    return "Neither it nor a process that it started used the processor when it was looked at."
+        return "It is using the CPU: as long as it does, the job is reported as slow, not as hung."
+    return "Neither it nor a process that it started was using the CPU when it was sampled."
 
 
 def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
-    """Ranks that nothing is known of. failed: the others lost a connection to them."""
-    culprits = the_ranks(scene.culprits)
-    headline = f"{scene.they} never entered {scene.where}, and {scene.are} not seen"
+    """Ranks of which nothing is known. failed: the others lost a connection to them."""
+    culprits, its = the_ranks(scene.culprits), verb(scene.culprits, "its", "their")
+    headline = f"{scene.they} never entered {scene.where}, and {its} state is unknown"
     tail = scene.awaited()
     if failed:
         who = f"One of {culprits}" if len(scene.culprits) > 1 else scene.they
-        headline = f"{who} probably died, unseen from here"
+        headline = f"{who} probably died, but this was not observed"
         tail = scene.awaited(scene.where, failed=True)
-    may = "have failed" if failed else "wait"
+    may = "have failed" if failed else "be waiting"
+    itself = verb(scene.culprits, "itself", "themselves")
     return text(
         headline + tail,
-        f"Nothing is known of {culprits}: {scene.it} may {may} in turn.",
+        f"Nothing is known of {culprits}: {scene.it} may {may} {itself}.",
         *(f"{capital(reason)}." for reason in why[:2]),
         scene.waiting(failed=failed),
     )
@@ -197,8 +196,8 @@ def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
 
 _ABORTS = {
     Library.GLOO: "gloo aborts a rank that is sent more than it expects: another rank may have "
-    "entered another collective there, or brought a larger tensor.",
-    Library.NCCL: "PyTorch's watchdog of NCCL aborts a rank after an error of its GPU or of NCCL, "
+    "entered another collective there, or passed a larger tensor.",
+    Library.NCCL: "PyTorch's NCCL watchdog aborts a rank after an error of its GPU or of NCCL, "
     "and after a time-out: the output of the rank says which.",
 }
 
@@ -214,8 +213,8 @@ def died(  # noqa: PLR0913 (by keyword)
 ) -> Text:
     """Ranks that raised or were killed.
 
-    aborted: the library that may have ended the process. rivals: others that may have
-    been the cause of that. runs_at: the line of one that still runs code of the user's.
+    aborted: the library that may have ended the process. rivals: other ranks that may have
+    caused that. runs_at: the line of the user's code that a rank still runs.
     """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
     if scene.where and not scene.others:
@@ -226,21 +225,24 @@ def died(  # noqa: PLR0913 (by keyword)
     over, blame = "", ""
     explains = aborted is Library.GLOO  # what its own exception does not say
     if end.in_shutdown and end.how is How.EXIT_CODE:
-        over = "Its program ended itself with that code, as by sys.exit()."
+        over = "The program itself exited with that code, for example by sys.exit()."
     elif end.in_shutdown:
-        over = "Its program had come to its end: the interpreter was shutting down."
+        over = "The program had reached its end: the interpreter was shutting down."
     if rivals:
-        either = f"{the_ranks(scene.culprits)}, or {the_ranks(rivals)}"
-        blame = f"It is not known which left the common program: {either}."
+        either = f"{the_ranks(scene.culprits)} or {the_ranks(rivals)}"
+        blame = f"It is not known which rank left the common sequence of calls: {either}."
     elif scene.others:
         victims = ("is a victim: what it reports", "are victims: what they report")
-        came = _AT_ONCE if end.contested else "after it"
+        culprits = the_ranks(scene.culprits)
+        came = f"at about the same time, from a call that needs {culprits}"
+        if not end.contested:
+            came = f"after {culprits} failed"
         blame = f"{capital(scene.rest)} {verb(scene.others, *victims)} came {came}."
     return text(
-        f"{scene.they} {ended(end)}{tail}",
+        f"{scene.they} {ended(end, scene.culprits)}{tail}",
         located("It was raised", scene.site if end.exception else None),
         over,
-        f"Its process still runs, at {place_in_code(runs_at)}, and may yet make the call."
+        f"Its process still runs, at {place_in_code(runs_at)}, and may still make the call."
         if runs_at
         else "",
         _ABORTS[aborted] if aborted is not None and (explains or end.abort is None) else "",
@@ -260,24 +262,24 @@ def lost(scene: Scene, nodes: Sequence[str], here: Sequence[str], *, failed: boo
         headline += f", or {the_nodes(here)} {'is' if len(here) == 1 else 'are'} cut off"
     return text(
         headline + (scene.awaited(scene.where, failed=failed) if scene.where else "."),
-        f"From {the_nodes(here)} no other node can be reached: seen from there nothing tells "
-        "which of them is at fault."
+        f"No other node can be reached from {the_nodes(here)}, so it is not known which of them is "
+        "at fault."
         if here
-        else f"Neither the watchdog nor the machine of {which} answers.",
+        else f"Neither the watchdog nor the machine of {which} replies.",
         scene.waiting(failed=failed),
     )
 
 
 class Gone(StrEnum):
-    """The way in which ranks have left the others, which go on."""
+    """The way in which ranks left the others, which still run."""
 
     OVER = "{} {enter} no more collectives, so the others can never complete this one."
     LEFT = "{} {have} left the group for good, so the others can never complete this one."
-    RETURNED = "{} {enter} no more collectives, unless a thread that is left makes them."
+    RETURNED = "{} {enter} no more collectives, unless a remaining thread makes them."
 
 
 def finished(scene: Scene, how: str, gone: Gone, *, failed: bool) -> Text:
-    """Ranks that came to their end, or live on without the group, while others go on."""
+    """Ranks that ended, or left the group, while others still use it."""
     enter, have = verb(scene.culprits, "enters", "enter"), verb(scene.culprits, "has", "have")
     return text(
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
@@ -288,19 +290,19 @@ def finished(scene: Scene, how: str, gone: Gone, *, failed: bool) -> Text:
 
 
 def outlasted(scene: Scene, how: str) -> Text:
-    """A few ranks that go on when most have come to their end."""
+    """A few ranks that still run after most have finished."""
     culprits = the_ranks(scene.culprits)
-    go, has = verb(scene.culprits, "goes", "go"), verb(scene.culprits, "has", "have")
+    has = verb(scene.culprits, "has", "have")
     return text(
-        f"{scene.they} {go} on after {scene.rest} finished: {how}, and {culprits} {scene.are} in "
-        f"{scene.where}.",
-        f"Most are past it, so {culprits} {has} more steps than the others.",
+        f"{scene.they} {scene.are} still running after {scene.rest} finished: {how}, and "
+        f"{culprits} {scene.are} in {scene.where}.",
+        f"Most ranks are past it, so {culprits} {has} more steps than the others.",
         scene.seen(),
     )
 
 
 def left_loop(scene: Scene, entered: str, loop: Site, *, failed: bool = False) -> Text:
-    """Ranks that came past a loop that the others are in. entered: the call that they are in."""
+    """Ranks past a loop that the others are in. entered: the call that they are in."""
     at = f"in {entered}{scene.here}" if entered else f"at {code_line(scene.site)}"
     inside = verb(scene.others, "was", "were") if failed else verb(scene.others, "is", "are")
     return text(
@@ -323,7 +325,7 @@ def missing_peer(
     """
     wanted = "recv" if call == "send" else "send"
     fewer = (
-        f"It takes a message from any rank: of late {the_ranks(scene.culprits)} "
+        f"It accepts a message from any rank: recently {the_ranks(scene.culprits)} "
         f"{verb(scene.culprits, 'has', 'have each')} sent {counts[0]}, and each other rank "
         f"{counts[1]}."
         if counts
@@ -339,12 +341,12 @@ def missing_peer(
 
 
 def unmatched(scene: Scene, call: str, theirs: str, *, new: bool) -> Text:
-    """A point-to-point call that no one matches. new: its rank made none there before."""
+    """A point-to-point call that no rank matches. new: its rank made none there before."""
     article = "an" if call.startswith("i") else "a"
     return text(
-        f"{scene.they} made {article} {call}{scene.here} in {scene.where} that nobody matches: "
+        f"{scene.they} posted {article} {call}{scene.here} in {scene.where} that no rank matches: "
         f"{scene.rest} {verb(scene.others, 'is', 'are')} in {theirs}{scene.there}.",
-        f"At this point of the program {scene.it} never made it before, and the others do as ever."
+        f"{capital(scene.it)} never made this call here before, and the others do as before."
         if new
         else "",
         scene.seen(),
@@ -353,10 +355,10 @@ def unmatched(scene: Scene, call: str, theirs: str, *, new: bool) -> Text:
 
 
 def init_incomplete(scene: Scene, doing: str) -> Text:
-    """Ranks missing from a call that all have to make."""
+    """Ranks missing from a call that all ranks have to make."""
     if not scene.culprits:
         return text(
-            f"All ranks are in {scene.where}, and it does not complete.",
+            f"All ranks are in {scene.where}, but it does not complete.",
             scene.waiting(),
             "No rank is missing: the network between them may be at fault.",
         )
@@ -376,22 +378,22 @@ def _every_member(has: str, *, alike: bool) -> str:
 def stuck(  # noqa: PLR0913 (by keyword)
     members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, first: bool
 ) -> Text:
-    """All are there, and nothing moves.
+    """All members are in a collective that does not complete.
 
-    untimed: it is not known if their devices have come to it. first: of its group on NCCL, which
-    connects the ranks in it.
+    untimed: it is not known if their devices have reached it. first: it is the first of its group
+    on NCCL, which connects the ranks in it.
     """
-    whose = "none of them stands out" if untimed or first else "no rank is to blame"
+    whose = "no rank stands out" if untimed or first else "no rank is to blame"
     known = ""
     if first:
-        known = "It is the first of its group, in which NCCL connects the ranks."
+        known = "It is the first collective of its group, in which NCCL connects the ranks."
     elif untimed:
         known = (
-            "Whether their devices have come to it is not known: on one of them the work before "
-            "it may be stuck."
+            "It is not known if their devices have reached it: earlier work may be stuck on one "
+            "of them."
         )
     return text(
-        f"{capital(the_ranks(members))} all entered {where}, and it does not complete; {whose}.",
+        f"{capital(the_ranks(members))} all entered {where}, but it does not complete; {whose}.",
         f"{_every_member('entered', alike=alike)}, so no rank is missing from it.",
         known,
         located("They wait", site),
@@ -402,17 +404,17 @@ def connecting(members: Ranks, op: str, site: Site | None) -> Text:
     """Ranks that wait for each other in calls that return once NCCL has connected them."""
     return text(
         f"{capital(the_ranks(members))} wait for each other in {op}, and none of their calls has "
-        "returned; none of them stands out.",
-        "On NCCL they return once the ranks are connected: what they post next is not known.",
+        "returned; no rank stands out.",
+        "On NCCL they return once the ranks are connected: their next calls are not known.",
         located("They are", site),
     )
 
 
 def stuck_beside(scene: Scene, *, alike: bool, before: bool) -> Text:
-    """It is complete on the devices of the others."""
-    why = "its device has not come to it" if before else "its device does not get through it"
+    """A collective that is complete on the devices of the others only."""
+    why = "its device has not reached it" if before else "its device does not finish it"
     return text(
-        f"{scene.where} is complete on {scene.rest}, and not on {the_ranks(scene.culprits)}: "
+        f"{scene.where} is complete on {scene.rest}, but not on {the_ranks(scene.culprits)}: "
         f"{why}.",
         f"{_every_member('entered', alike=alike)}, so no rank is missing from it.",
         scene.seen(),
@@ -420,12 +422,11 @@ def stuck_beside(scene: Scene, *, alike: bool, before: bool) -> Text:
 
 
 def all_before(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
-    """All have enqueued it, and no device has come to it."""
+    """A collective that all have enqueued and that no device has reached."""
     return text(
-        f"{capital(the_ranks(members))} have all enqueued {where}, and none of their devices has "
-        "come to it; no rank stands out.",
-        f"{_every_member('enqueued', alike=alike)}: what runs on the devices before it does not "
-        "come to its end.",
+        f"{capital(the_ranks(members))} have all enqueued {where}, but none of their devices has "
+        "reached it; no rank stands out.",
+        f"{_every_member('enqueued', alike=alike)}: earlier work on the devices does not finish.",
         located("They enqueued it", site),
     )
 
@@ -433,21 +434,21 @@ def all_before(members: Ranks, where: str, site: Site | None, *, alike: bool) ->
 def cross_wired(
     culprits: Ranks, claims: Sequence[tuple[Ranks, Ranks]], where: str, site: Site | None
 ) -> Text:
-    """Groups that were made in different orders. claims: (ranks, members of their group)."""
-    who = f" ({the_ranks(culprits)} made them in another order)" if culprits else ""
+    """Groups that were created in different orders. claims: (ranks, members of their group)."""
+    who = f" ({the_ranks(culprits)} used another order)" if culprits else ""
     made = ", ".join(
-        f"{the_ranks(ranks)} made the group of {the_ranks(members)}" for ranks, members in claims
+        f"{the_ranks(ranks)} created the group of {the_ranks(members)}" for ranks, members in claims
     )
     return text(
-        f"The groups were not made in the same order on all ranks{who}: under one name {made}; "
+        f"The groups were not created in the same order on all ranks{who}: under one name {made}; "
         f"{where} does not complete.",
-        WIRED,
-        located("It shows", site),
+        ONE_NAME,
+        located("The stuck call is", site),
     )
 
 
 def frozen(scene: Scene, activity: Activity) -> Text:
-    """All are there, and nothing of a few of them runs."""
+    """All members are in a collective, and a few of their processes do not run."""
     return text(
         f"{scene.they} entered {scene.where} and cannot complete it: "
         f"{now(scene.culprits, activity)}{scene.awaited()}",
@@ -458,18 +459,24 @@ def frozen(scene: Scene, activity: Activity) -> Text:
 
 
 def cycle(
-    parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = (), *, parted: bool = False
+    parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = (), *, undecided: bool = False
 ) -> Text:
     """Ranks that wait for each other in different wait points.
 
-    strange: ranks that did not do so before. parted: it is one of them, not known which.
+    strange: ranks that did not do so before. undecided: one of them left the common sequence of
+    calls, and it is not known which.
     """
     everyone = {rank for ranks, _, _ in parts for rank in ranks}
     history = ""
-    if parted:
+    if undecided and len(strange) == 1:
         history = (
-            f"One of {the_ranks(strange)} left the common program: they did the same until then, "
-            "so it is not known which."
+            f"{capital(the_ranks(strange))} or another rank left the common sequence of calls: "
+            "they made the same calls until then, so it is not known which."
+        )
+    elif undecided:
+        history = (
+            f"One of {the_ranks(strange)} left the common sequence of calls: they made the same "
+            "calls until then, so it is not known which."
         )
     elif strange:
         history = (
@@ -481,7 +488,7 @@ def cycle(
     )
     return text(
         f"{capital(the_ranks(everyone))} wait for each other: {where}.",
-        "Each waits in a call that another of them makes only after the call that it waits in.",
+        "Each waits in a call that another of them makes only after its current one.",
         history,
         *(side(ranks, site) for ranks, _, site in parts[:4]),
     )

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from hangwatch.console import News
-from hangwatch.diagnosis.facts.faults import Weight, meaning
+from hangwatch.diagnosis.facts.faults import HEALTH, Weight, gpu_name, meaning
 from hangwatch.efficiency.habits import Finding
 from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.evidence.pages.look import Look
@@ -29,10 +29,6 @@ DEVICES_S = 5.0
 """Between two looks at the devices that a process has opened."""
 DEVICE = "/dev/nvidia"
 MAX_FILES = 4096
-_HEALTH = {
-    GpuHealth.LOST: "is lost: it has fallen off the bus, or cannot be reached",
-    GpuHealth.RESET_REQUIRED: "cannot be used before it is reset",
-}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -139,18 +135,17 @@ class GpuWatch:
             idle = sum(not gpu.ranks for gpu in node.gpus)
             self.findings = (Finding(Cost.ONE_GPU, crowded.ranks, count=crowded.index, other=idle),)
             text = (
-                f"all {len(crowded.ranks)} ranks of this node use {_name(crowded)}, and none of "
+                f"all {len(crowded.ranks)} ranks of this node use {gpu_name(crowded)}, and none of "
                 f"them the {idle} other{'s' if idle != 1 else ''}: is "
                 "torch.cuda.set_device(LOCAL_RANK) missing?"
             )
             self.news.once("gpu-crowded", text)
 
     def _report_state(self, gpu: GpuState) -> None:
-        who = f"{_name(gpu)} ({the_ranks(gpu.ranks)})"
-        if gpu.health in _HEALTH:
-            self.news.once(f"gpu-{gpu.health}:{gpu.uuid}", f"{who} {_HEALTH[gpu.health]}")
-        if gpu.health is GpuHealth.SILENT:
-            self.news.lose(f"gpu-silent:{gpu.uuid}", f"{who} no longer responds to NVML")
+        who = f"{gpu_name(gpu)} ({the_ranks(gpu.ranks)})"
+        if (health := HEALTH.get(gpu.health)) is not None:
+            report = self.news.lose if gpu.health is GpuHealth.SILENT else self.news.once
+            report(f"gpu-{gpu.health}:{gpu.uuid}", f"{who} {health.what}. {health.detail}")
         if gpu.unreadable:
             failed = ", ".join(gpu.unreadable)
             text = f"NVML does not report all values of {who}: {failed}"
@@ -169,7 +164,3 @@ class GpuWatch:
             self._since_ns.pop(what, None)
             return False
         return now_ns - self._since_ns.setdefault(what, now_ns) >= for_s * 1e9
-
-
-def _name(gpu: GpuState) -> str:
-    return f"{'a MIG device of ' if gpu.parent else ''}GPU {gpu.index}"

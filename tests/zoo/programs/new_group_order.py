@@ -6,7 +6,7 @@ in the store. It reduces its gradient with one of them, whose real peer waits fo
 # Rank 1 is let into its group too late. If gloo has it connect to rank 0 it leaves new_group, and
 # rank 3 is likely; else nobody knows in which group it waits, and rank 0 is as possible a culprit.
 # expect: certainty=possible|likely
-# expect: state=hang kind=init_incomplete culprits=3|0,3 victims=0,1,2|1,2 text=wired
+# expect: state=hang kind=init_incomplete culprits=3|0,3 victims=0,1,2|1,2 text=joined
 
 import time
 
