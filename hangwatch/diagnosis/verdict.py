@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.diagnosis.facts.activity import compiling
@@ -42,15 +43,9 @@ from hangwatch.model.snapshot import JobSnapshot, Thresholds
 from hangwatch.model.verdict import OK, Verdict
 from hangwatch.model.verdict import Wait as ShownWait
 
-PROOF_AFTER_S = 1.0
-"""Nothing is proved by waits younger than this: pages are read one after the other,
-and c10d's counters are sampled twice a second."""
 MOST_TURNS = 3
 """A rank may wait this many times --hang-after while others make progress: each of them may have
 its turn."""
-LAUNCHER_S = 6.0
-"""Time for the launcher to end or restart the others after a rank failed: it looks once the process
-is gone, torchrun every 0.1 s, an older one every 5 s."""
 
 
 def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
@@ -230,7 +225,7 @@ def _is_guessed(case: Case, finding: Finding) -> bool:
 
 
 def _is_old_enough(case: Case, age_s: float) -> bool:
-    return case.job.snapshot.ended or age_s >= PROOF_AFTER_S
+    return case.job.snapshot.ended or age_s >= timing.PROOF_AFTER_S
 
 
 def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -> State | None:
@@ -279,7 +274,7 @@ def _is_failing(case: Case) -> bool:
     """Return True if a rank has failed so recently that the launcher may still end the job."""
     ends = case.ended.values()
     failed_s = [end.age_s for end in ends if end.how not in (How.CLEAN, How.LOST)]
-    return 0.0 < max(failed_s, default=0.0) < LAUNCHER_S  # 0 is not known
+    return 0.0 < max(failed_s, default=0.0) < timing.LAUNCHER_S  # 0 is not known
 
 
 def _shown(case: Case, wait: Wait) -> ShownWait:

@@ -26,8 +26,7 @@ from snapshots import (
     world,
 )
 
-from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.verdict import LAUNCHER_S
+from hangwatch.diagnosis import diagnose, timing
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.model.page import ExceptionRecord
@@ -121,7 +120,7 @@ def test_a_job_in_which_a_rank_has_just_failed_is_left_to_its_launcher(
 ) -> None:
     early, late = (
         job(waiting(0), waiting(1), dead(**end(age)), waiting(3))
-        for age in (LAUNCHER_S - 1, LAUNCHER_S + 1)
+        for age in (timing.LAUNCHER_S - 1, timing.LAUNCHER_S + 1)
     )
     assert only(late).state is State.HANG
     assert diagnose(early, THRESHOLDS) == (OK,)

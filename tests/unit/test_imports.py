@@ -31,7 +31,17 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("page", "flight", "gpu", "threads", "processes", "sockets", "ras", "exits"),
         *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
-    "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
+    "diagnosis": (
+        "timing",
+        "source",
+        "facts",
+        "graph",
+        "text",
+        "rules",
+        "advice",
+        "desync",
+        "verdict",
+    ),
     "watchdog": (
         *("state", "cadence", "tasks", "peers", "incident", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),

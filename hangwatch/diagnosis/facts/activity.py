@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.model.calls import Site
@@ -21,9 +22,6 @@ from hangwatch.model.frames import (
 )
 from hangwatch.model.kinds import Phase, Reason
 from hangwatch.model.snapshot import Child, Frame, RankSnapshot, ThreadStack
-
-GIL_STALE_S = 3.0
-"""The sampler beats twice a second; this long without a beat is no accident."""
 
 _DATA = re.compile(
     r"/torch/utils/data/|/torchdata/|/datasets/(?:iterable_dataset|arrow_dataset|packaged_modules/)"
@@ -272,10 +270,10 @@ def _stopped(rank: RankSnapshot, frames: Sequence[Frame]) -> Reason | None:
 
 def _gil_holder(rank: RankSnapshot) -> ThreadStack | None:
     """The thread that keeps the GIL from everyone else, if one does."""
-    if seconds(rank.gil_age_s) < GIL_STALE_S:
+    if seconds(rank.gil_age_s) < timing.GIL_STALE_S:
         return None
     owner = next((thread for thread in rank.threads or () if thread.owns_gil), None)
-    beats = rank.heartbeat_age_s is not None and seconds(rank.heartbeat_age_s) < GIL_STALE_S
+    beats = rank.heartbeat_age_s is not None and seconds(rank.heartbeat_age_s) < timing.GIL_STALE_S
     if owner is None and beats:
         # Its native heart beats, its interpreter does not: some thread has the GIL.
         return main_thread(rank.threads, rank.pid) or _NO_STACK

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from itertools import accumulate
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.job import Job, seconds
 from hangwatch.diagnosis.facts.wait_points import Wait
 from hangwatch.model.frames import with_source
@@ -127,11 +128,6 @@ _MISTAKES = frozenset(
     | {"ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
 )
 """The types that no handler raises to report another exception."""
-SAMPLED_S = 1.0
-"""A call that C++ has issued is seen after so long at the latest."""
-NOTICED_S = 1.0
-"""The end of a rank is seen after so long at the latest. Its peers notice at once, by the
-connection that closes, and their exceptions have the time at which they were raised."""
 _CUT_AT_LEAST = 40
 """A text that the agent has cut is no shorter."""
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -184,7 +180,7 @@ def _excuse_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
     ages = [e.age_s for r, e in own.items() if e.how in known and not _thrown_out_of(job, r, e)]
     if job.snapshot.ended and ages:
         # For an unobserved rank the last sign of life is known.
-        least_s = max(ages) + NOTICED_S
+        least_s = max(ages) + timing.NOTICED_S
         unseen = [rank for rank, e in own.items() if e.how is How.GONE and e.age_s < least_s]
         _attribute(ends, unseen, Cause.TERMINATED)
 
@@ -235,12 +231,12 @@ def _find_echoes(job: Job, ends: dict[int, Ending]) -> None:
         for rank in ranks:
             age_s = own[rank].age_s
             # It may have noticed that its peer is gone before that was seen.
-            just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - NOTICED_S)
+            just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - timing.NOTICED_S)
             if (just and rank in noticed) or age_s < max(first_s, clean_s):
                 ends[rank] = replace(own[rank], cause=Cause.ECHO)
         for member in others:
             age_s = own[member].age_s
-            if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
+            if bisect_left(raised_s, age_s + timing.NOTICED_S) > bisect_left(raised_s, age_s):
                 ends[member] = replace(own[member], contested=True)
     _find_echoes_in_cpp(job, {rank: end for rank, end in own.items() if rank not in raised}, ends)
 
@@ -277,7 +273,7 @@ def _ended_behind(job: Job, gid: int, ends: dict[int, Ending]) -> tuple[list[int
             end = ends[member]
             # That it was killed is seen a little later.
             killed = end.how is How.SIGNAL and end.signal != signal.SIGABRT
-            age_s = end.age_s + NOTICED_S if killed else end.age_s
+            age_s = end.age_s + timing.NOTICED_S if killed else end.age_s
             own_s = age_s if end.cause is Cause.OWN else 0.0
             ended.append((job.progress[member][gid].enqueued, own_s))
     ended.sort()
@@ -390,7 +386,7 @@ def went_on(job: Job, rank: int, gid: int, call: OpRecord) -> bool:
         return True
     ages = (group.changed_age_s for group in groups.values())
     since_s = min((seconds(age) for age in ages if age is not None), default=math.inf)
-    return since_s < seconds(call.issued_age_s) - SAMPLED_S
+    return since_s < seconds(call.issued_age_s) - timing.SAMPLED_S
 
 
 def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:

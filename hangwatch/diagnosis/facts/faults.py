@@ -152,8 +152,6 @@ def meaning(number: int) -> Meaning:
     return XIDS.get(number, _UNKNOWN)
 
 
-MARGIN_S = 60.0
-"""The most time from an error to the wait of a rank: a program runs ahead of its device."""
 _ORDER = {number: place for place, number in enumerate(XIDS)}
 HEALTH = {
     GpuHealth.LOST: Meaning(

@@ -13,16 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from hangwatch.diagnosis import timing
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.snapshot import GroupProgress, RankSnapshot
-
-SAME_NODE_S = 0.1
-"""Most time between ranks of a node that make a group, or end, together."""
-OTHER_NODE_S = 2.0
-"""The same for several nodes, which are not read at the same moment."""
-
-TOGETHER_S = 1.0
-"""Groups that were made further apart were not made together, however busy the machine is."""
 
 
 class _Families:
@@ -98,7 +91,7 @@ def _placed(
             continue
         theirs = families.of(other)[family]
         one_clock = rank.node == other.node
-        slack_s = SAME_NODE_S if one_clock else OTHER_NODE_S
+        slack_s = timing.SAME_NODE_S if one_clock else timing.OTHER_NODE_S
         late = _came_after(rank, theirs, slack_s)
         places: dict[int, int] = {}
         guess = False
@@ -207,7 +200,9 @@ def _nearest(
         was_over = (other.ended_age_s or 0.0) > made_s + slack_s
         ended_before = (group.ended_age_s or 0.0) > other.made_age_s + slack_s
         distance_s = abs(other.made_age_s - made_s)
-        together = distance_s <= max(slack_s, TOGETHER_S) or (late and group.alive and other.alive)
+        together = distance_s <= max(slack_s, timing.TOGETHER_S) or (
+            late and group.alive and other.alive
+        )
         if together and not (other_name or was_over or ended_before):
             apart_s[other.key.index] = distance_s
     return min(apart_s, key=lambda index: (apart_s[index], index), default=None)

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.history import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.job import Job, seconds
-from hangwatch.diagnosis.facts.wait_points import MOMENT_S, STORE, Setup, Wait
+from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
 from hangwatch.model.calls import OF_A_STORE, Site
 from hangwatch.model.snapshot import Mark, RankSnapshot
 
@@ -168,7 +169,7 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
     at: dict[int, tuple[str, ...]] = {}
     for rank in calling:
         age_s, keys = seconds(rank.in_call_age_s), awaited_keys(rank)
-        if rank.rank not in ended and age_s >= MOMENT_S and keys:
+        if rank.rank not in ended and age_s >= timing.MOMENT_S and keys:
             at[rank.rank] = keys
             waited_s[rank.rank] = max(waited_s[rank.rank], age_s)
     alive = job.ranks.keys() - {*ended}

@@ -17,9 +17,6 @@ UNNAMED = "collective"
 """The name of a call of an unknown operation: C++ issued it, and no recorder has it."""
 STORE = "store"
 """Instead of a set-up call: a key of a store."""
-MOMENT_S = 1.0
-"""Least time that a rank waits in a set-up call or for a key, unless others are in the call for
-longer: a thread may create groups repeatedly, while the program is elsewhere."""
 
 
 class Slot(NamedTuple):

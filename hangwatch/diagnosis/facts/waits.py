@@ -11,21 +11,20 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
-from hangwatch.diagnosis.facts.activity import GIL_STALE_S, waits_in_collective
+from hangwatch.diagnosis import timing
+from hangwatch.diagnosis.facts.activity import waits_in_collective
 from hangwatch.diagnosis.facts.channels import turn
 from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, timed_out, went_on
 from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job, seconds
 from hangwatch.diagnosis.facts.stores import for_keys
-from hangwatch.diagnosis.facts.wait_points import MOMENT_S, Channel, Setup, Slot, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.model.frames import program_thread, with_source
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import GroupProgress, NewGroup, RankSnapshot
 
 FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""
-COUNTED_S = 2.0
-"""A call that was issued so long before a rank ended is in its counts."""
 
 
 def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int]) -> list[Wait]:
@@ -36,7 +35,7 @@ def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int
     """
     waits: list[Wait] = []
     alive = (rank for number, rank in job.ranks.items() if number not in ended)
-    in_setup = (setup_of(job, rank) for rank in alive if _in_setup_s(rank) >= MOMENT_S)
+    in_setup = (setup_of(job, rank) for rank in alive if _in_setup_s(rank) >= timing.MOMENT_S)
     setups = frozenset(setup for setup in in_setup if setup is not None)
     for number in sorted(job.ranks):
         rank = job.ranks[number]
@@ -118,7 +117,7 @@ def _of_living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterat
         taken = {wait.wait_point for wait in blocked}
         yield from (wait for wait in _pending(job, rank) if wait.wait_point not in taken)
         # Counters are old where the sampler has not run for a while.
-        if not blocked and seconds(rank.gil_age_s) < GIL_STALE_S:
+        if not blocked and seconds(rank.gil_age_s) < timing.GIL_STALE_S:
             yield from _by_counters(job, rank)
 
 
@@ -232,7 +231,7 @@ def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             if record is None or record.state is OpState.ISSUED:
                 issued_s = progress.changed_age_s
                 age_s = pending_s if issued_s is None else min(pending_s, seconds(issued_s))
-                if issued_s is None or age_s >= MOMENT_S:
+                if issued_s is None or age_s >= timing.MOMENT_S:
                     yield Wait(rank.rank, slot, age_s, is_blocked=False, inferred=True)
 
 
@@ -367,7 +366,7 @@ def _is_behind(
     least = job.reached[gid].get(rank, 0) + FAILED_WITHIN
     # A call that is no longer recorded was made before the first recorded one after it.
     after = bisect_right(calls, (least, math.inf))
-    return after < len(calls) and calls[after][1] - end.age_s < COUNTED_S
+    return after < len(calls) and calls[after][1] - end.age_s < timing.COUNTED_S
 
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:

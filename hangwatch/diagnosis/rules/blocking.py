@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, Library, aborted_by, last_call
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
 from hangwatch.diagnosis.facts.job import at_least_half, is_majority
@@ -34,8 +35,6 @@ from hangwatch.text import verb
 
 _FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
 """torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""
-SHUTDOWN_S = 30.0
-"""Launchers take a while to end all ranks; torchrun's grace period is 30 s."""
 
 
 _Judge = Callable[[Case, WaitPoint, Ranks], Finding]
@@ -151,7 +150,7 @@ def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding 
 
 def left_behind(case: Case, end: Ending) -> bool:
     """Return True if others live on long after it was ended: nothing is ending the job."""
-    return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
+    return len(case.ended) < len(case.job.ranks) and end.age_s >= timing.SHUTDOWN_S
 
 
 def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:

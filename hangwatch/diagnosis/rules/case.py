@@ -9,13 +9,14 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import TypedDict, TypeVar
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
 from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.devices import Stuck
 from hangwatch.diagnosis.facts.endings import Ending, How
-from hangwatch.diagnosis.facts.faults import MARGIN_S, Fault, gpu_fault
+from hangwatch.diagnosis.facts.faults import Fault, gpu_fault
 from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
@@ -314,7 +315,7 @@ class Case:
         waits = (seconds(wait.age_s) for waits in self.graph.at.values() for wait in waits)
         failed = (end for end in self.ended.values() if end.how is not How.CLEAN)
         ages = chain(waits, (seconds(end.age_s) for end in failed))
-        return max(ages, default=0.0) + MARGIN_S
+        return max(ages, default=0.0) + timing.RUN_AHEAD_S
 
     def _activity(self, rank: int) -> Activity:
         found, fault = self._activity_without_fault(rank), self.fault(rank)

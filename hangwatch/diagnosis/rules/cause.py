@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.history import PEER, other_peers
 from hangwatch.diagnosis.facts.signatures import Differs
 from hangwatch.diagnosis.facts.stores import KEY, setter
@@ -44,8 +45,6 @@ from hangwatch.model.kinds import Certainty, Kind, Reason, What
 from hangwatch.model.verdict import RootCause
 
 MOST_OTHERS = 3
-LATELY_S = 30.0
-"""A thread that ended so long before others waited may still have been missed only then."""
 _BY_KIND = {
     Kind.NEVER_ENTERED: What.STUCK_LINE,
     Kind.DIED: What.PROCESS_GONE,
@@ -128,7 +127,7 @@ def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
         return None
     why = reasons.ended_thread(finding.culprits, died)
     waited_s = max((wait.age_s for wait in finding.waits), default=0.0)
-    sure = Certainty.LIKELY if died.age_s - waited_s < LATELY_S else Certainty.POSSIBLE
+    sure = Certainty.LIKELY if died.age_s - waited_s < timing.MISSED_S else Certainty.POSSIBLE
     return finding.cause(What.SWALLOWED_EXCEPTION, sure, with_source(died.site, case.texts), why)
 
 
