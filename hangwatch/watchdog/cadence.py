@@ -1,4 +1,4 @@
-"""Timing of waits: how long is normal, when to diagnose, and when a reported wait is over. Pure."""
+"""Timing of diagnoses: what wait is normal, when to look closer, and when a wait is over. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from hangwatch.evidence.pages.finder import Seen
 from hangwatch.evidence.pages.look import OVER, QUIET_S, Look, moved_ns
+from hangwatch.model.calls import GroupKey
 from hangwatch.model.snapshot import Thresholds
 
 SUSPECT_GAPS = 8.0
@@ -202,3 +204,48 @@ def _fails(look: Look, rank: int) -> bool:
     """Return True if a rank no longer waits because it has failed, or is about to."""
     seen = look.seen.get(rank)
     return seen is not None and (seen.light.phase in OVER or bool(seen.light.handling))
+
+
+FIRST_S, MOST_S = 1.0, 60.0
+"""Until the next closer look at ranks that differ; twice as long after each."""
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Schedule of closer looks at ranks that issue different calls.
+
+    A checkpoint is a hash of all calls that Python issued in a group up to a place. Those of the
+    ranks of a node are compared at each look, at almost no cost. If two differ, the ranks came by
+    different lines, which may be intended: only a look at the calls themselves shows it.
+    """
+
+    _due_s: float = 0.0
+    _rest_s: float = FIRST_S
+
+    def look_due(self, look: Look) -> bool:
+        """Return True if ranks differ and a closer look is due, and note it."""
+        now_s = look.now_ns / 1e9
+        if now_s < self._due_s or not differ(look.seen):
+            return False
+        self._due_s = now_s + self._rest_s
+        self._rest_s = min(2 * self._rest_s, MOST_S)
+        return True
+
+
+def differ(seen: Mapping[int, Seen]) -> bool:
+    """Return True if two ranks have different hashes for one place of one group."""
+    # Comparing members is cheaper than hashing them, which a tuple does each time.
+    known: dict[tuple[str, int, int], list[tuple[GroupKey, dict[int, int]]]] = {}
+    for rank in seen.values():
+        for group in rank.light.groups:
+            if not group.alive or not group.checkpoints:
+                continue
+            key = group.key
+            alike = known.setdefault((key.desc, key.index, len(key.ranks)), [])
+            hashes = next((hashes for other, hashes in alike if other.ranks == key.ranks), None)
+            if hashes is None:
+                alike.append((key, hashes := {}))
+            for place, value in group.checkpoints:
+                if hashes.setdefault(place, value) != value:
+                    return True
+    return False

@@ -30,17 +30,15 @@ from hangwatch.run.peers import CONCLUDED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
+from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
-from hangwatch.watchdog.notices.gpus import GpuWatch
-from hangwatch.watchdog.notices.practice import Practice
 from hangwatch.watchdog.telemetry import Telemetry
 
 CONCLUDE_S = 9.0
 """The supervisor waits a little longer than this for the post-mortem."""
-RUN_FILE_S = 2.0
 LET_GO_S = 10.0
 """Time for others to release the lock of a run whose supervisor is gone."""
 LET_GO_POLL_S = 0.05
@@ -146,7 +144,6 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     exits = Exits()
     pages = Pages(hello.run_dir, news, ended=exits.ended)
     gpus = GpuWatch(Gpus("" if hello.config.gpu else "--no-gpu"), news)
-    practice = Practice(pages, lambda: gpus.findings)
     gatherer = Gatherer(
         pages=pages,
         exits=exits,
@@ -155,7 +152,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         node=node,
         commands=hello.commands,
         gpus=gpus.by_rank,
-        notes=practice.notes,
+        on_gpus=lambda: gpus.findings,
     )
     reporter = Reporter(hello.facts.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
@@ -168,7 +165,6 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         judge=judge,
         telemetry=telemetry,
         gpus=gpus,
-        practice=practice,
     )
     telemetry.open()
     try:

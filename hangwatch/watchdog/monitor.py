@@ -23,14 +23,12 @@ from hangwatch.model.report import Note
 from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog import state
-from hangwatch.watchdog.cadence import Cadence, Learnt, Progress, Schedule
+from hangwatch.watchdog.cadence import Agreement, Cadence, Learnt, Progress, Schedule
+from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.incident.incidents import Event, Stage
 from hangwatch.watchdog.incident.judge import Judge, SavedJudge
 from hangwatch.watchdog.incident.reporter import SavedReporter
-from hangwatch.watchdog.notices.gpus import GpuWatch
-from hangwatch.watchdog.notices.practice import Practice
-from hangwatch.watchdog.notices.startup import Absence, Preflight
-from hangwatch.watchdog.notices.stragglers import Agreement
+from hangwatch.watchdog.startup import Absence, Preflight
 from hangwatch.watchdog.telemetry import Telemetry
 
 SAVE_S = 10.0
@@ -68,7 +66,6 @@ class Monitor:
     judge: Judge
     telemetry: Telemetry
     gpus: GpuWatch
-    practice: Practice
     proc: str = PROC
     now_ns: Callable[[], int] = time.monotonic_ns
     failures: int = 0
@@ -140,7 +137,7 @@ class Monitor:
 
     def _take_notes(self) -> None:
         try:
-            self.notes = self.practice.notes()
+            self.notes = self.judge.gatherer.notes()
             self.reports_notes = 0 in self.pages.look()
         except Exception as error:  # noqa: BLE001 (the post-mortem is still to come)
             self.news.fault("notes", "costly mistakes are not reported", error, quiet=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,9 +17,18 @@ from functools import partial
 from prometheus_client.core import Metric
 
 from hangwatch.console import News
+from hangwatch.errors import PageError
+from hangwatch.evidence.background import Tasks, in_thread
 from hangwatch.evidence.environment import torch_version
+from hangwatch.evidence.pages.arrivals import (
+    Arrivals,
+    GroupArrivals,
+    Issued,
+    Members,
+    issued,
+    loop_period_s,
+)
 from hangwatch.evidence.pages.look import Look, moved_ns
-from hangwatch.evidence.threads import in_thread
 from hangwatch.metrics.families import NodeCollector
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import Targets, listen
@@ -30,8 +39,6 @@ from hangwatch.settings.config import parse_address
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
-from hangwatch.watchdog.notices.stragglers import Furthest, Rings
-from hangwatch.watchdog.tasks import Tasks
 
 BIND_S = 60.0
 """Time to find and bind the address: a name server may be dead."""
@@ -193,3 +200,84 @@ class Telemetry:
         if self._loop is not None:
             report = partial(self._news.fault, "metrics-scrape", text, error)
             self._loop.call_soon_threadsafe(report)
+
+
+RINGS_S = 5.0
+"""Between two readings of all rings, or more where they take long:"""
+
+
+RINGS_SHARE = 0.003
+"""of the time, at most so much is spent on it."""
+
+
+LAG_S = 1.0
+"""Lag is measured against the places of others so long ago."""
+
+
+class Furthest:
+    """The furthest place of a member of each group LAG_S ago.
+
+    Calls that C++ issues are counted by each rank for itself, a few times a second: the present
+    counts of ranks in step would differ all the time.
+    """
+
+    def __init__(self) -> None:
+        self._past: deque[tuple[int, dict[str, tuple[Members, int]]]] = deque()
+
+    def of(
+        self, now_ns: int, ranks: Iterable[RankState], members: Mapping[str, Members]
+    ) -> dict[str, int]:
+        """Note the present places; return those of LAG_S ago, of groups that still exist."""
+        now: dict[str, tuple[Members, int]] = {}
+        for rank in ranks:
+            for label, group in rank.groups:
+                _, place = now.get(label, (None, 0))
+                now[label] = members[label], max(place, group.enqueued)
+        self._past.append((now_ns, now))
+        while len(self._past) > 1 and self._past[1][0] <= now_ns - LAG_S * 1e9:
+            self._past.popleft()
+        at_ns, then = self._past[0]
+        if at_ns > now_ns - LAG_S * 1e9:
+            return {}
+        return {
+            label: place for label, (local, place) in then.items() if members.get(label) == local
+        }
+
+
+class Rings:
+    """The calls in the rings of the ranks so far; read at a modest pace."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._counted = Arrivals()
+        self._due_ns = 0
+        self._moved = False
+        self.arrivals: tuple[GroupArrivals, ...] = ()
+        self.periods_s: dict[int, float] = {}
+
+    def read(self, look: Look, labels: GroupLabels) -> None:
+        """Read them if that is due and some rank has moved."""
+        self._moved = self._moved or look.moved
+        began_ns = self._now_ns()
+        if not self._moved or began_ns < self._due_ns:
+            return
+        self._moved = False
+        periods: dict[int, float] = {}
+        rings: dict[int, dict[str, list[Issued]]] = {}
+        for rank, seen in look.seen.items():
+            try:
+                ring = issued(seen.page.ring())
+            except PageError:
+                continue
+            if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
+                periods[rank] = period_s
+            page = seen.light
+            names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
+            groups = rings.setdefault(rank, {})
+            for call in ring:
+                if name := names.get(call.slot, ""):
+                    groups.setdefault(name, []).append(call)
+        self._counted.add(rings, labels.members)
+        self.arrivals, self.periods_s = self._counted.groups(), periods
+        now_ns = self._now_ns()
+        self._due_ns = now_ns + int(max(RINGS_S * 1e9, (now_ns - began_ns) / RINGS_SHARE))

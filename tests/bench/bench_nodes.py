@@ -32,8 +32,7 @@ from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.watchdog.peers import exchange
 from hangwatch.watchdog.peers.exchange import Exchange
-from hangwatch.watchdog.peers.messages import Local, Node, Published
-from hangwatch.watchdog.peers.packing import pack
+from hangwatch.watchdog.peers.messages import Local, Node, Published, pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,12 +28,12 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "threads", "processes", "sockets", "ras", "exits"),
+        *("page", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
         *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
-        *("state", "cadence", "tasks", "peers", "incident", "notices", "telemetry"),
+        *("state", "cadence", "peers", "incident", "gpus", "startup", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
     "commands": ("runs", "top", "inspection", "doctor", "demo", "report", "analyze"),

@@ -12,7 +12,7 @@ import pytest
 from incident import EVIDENCE, STALLED, TRAIN, VERDICT, WORLD
 from snapshots import blocked, op, rank, site
 
-from hangwatch.efficiency.habits import Finding, note_of
+from hangwatch.efficiency import Finding, note_of
 from hangwatch.errors import ReportError
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.gpu import GpuState, Xid
@@ -24,10 +24,10 @@ from hangwatch.report.files import load, open_run, write_incident
 from hangwatch.report.html import render_page
 from hangwatch.report.html.content import Page, page_of
 from hangwatch.report.html.graph import MOST_NODES
-from hangwatch.report.html.labels import RankSet
 from hangwatch.report.html.lanes import Axis
 from hangwatch.report.html.nodes import machines
 from hangwatch.report.html.progress import MOST_ROWS, progress
+from hangwatch.report.wording import RankSet
 from hangwatch.text import seconds, shortened
 
 if TYPE_CHECKING:

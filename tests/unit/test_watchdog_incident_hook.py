@@ -14,10 +14,10 @@ from incident import EVIDENCE, VERDICT
 from waiting import BOUND_S, in_time, until
 
 from hangwatch.console import News
+from hangwatch.evidence.background import Worker, in_thread
 from hangwatch.evidence.processes import read_stat
-from hangwatch.evidence.threads import Worker, in_thread
 from hangwatch.watchdog.incident.reporter import hook_variables, run_hook
-from hangwatch.watchdog.notices.startup import Absence
+from hangwatch.watchdog.startup import Absence
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,11 +20,11 @@ from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.commands import runs
 from hangwatch.commands.runs import RunPages
 from hangwatch.errors import EvidenceError, UsageError
+from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
 from hangwatch.evidence.sockets import listener
 from hangwatch.evidence.stacks import PySpy, find_py_spy
-from hangwatch.evidence.threads import in_thread
 from hangwatch.model import native
 from hangwatch.preflight import machine, network, rendezvous
 from hangwatch.preflight.finding import Finding, fail, ok, warn

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
 
-from hangwatch.evidence.flight.calls import Call, calls
-from hangwatch.evidence.flight.entries import FlightDump, FlightEntry, runs_on_device
+from hangwatch.evidence.flight.entries import Call, FlightDump, FlightEntry, calls, runs_on_device
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent, PageGroup, RankPage

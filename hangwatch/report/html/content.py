@@ -23,7 +23,6 @@ from hangwatch.console import printable
 from hangwatch.errors import ReportError
 from hangwatch.report import schema
 from hangwatch.report.html.graph import Graph, graph
-from hangwatch.report.html.labels import LABEL, RankSet, site_label
 from hangwatch.report.html.lanes import Panel, panels
 from hangwatch.report.html.nodes import Machines, machines
 from hangwatch.report.html.progress import Progress, progress
@@ -31,12 +30,15 @@ from hangwatch.report.html.stacks import Stacks, stacks
 from hangwatch.report.schema import Report
 from hangwatch.report.terminal import format_verdict
 from hangwatch.report.wording import (
+    LABEL,
     LEAST_S,
+    RankSet,
     call_text,
     causes_text,
     certainty_text,
     missing_evidence,
     note_text,
+    site_label,
 )
 from hangwatch.text import seconds, shortened, words
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import RankSet, call_label, site_label
 from hangwatch.report.schema import Report
-from hangwatch.report.wording import chain, towards_of
+from hangwatch.report.wording import RankSet, call_label, chain, site_label, towards_of
 from hangwatch.text import seconds, shortened, words
 
 WIDTH, HEIGHT = 244, 70

@@ -15,8 +15,8 @@ from itertools import islice, pairwise
 from statistics import median_high
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import LABEL, RankSet, call_label, site_label
 from hangwatch.report.schema import Report, WaitPoint
+from hangwatch.report.wording import LABEL, RankSet, call_label, site_label
 from hangwatch.text import seconds, shortened
 
 LEFT, RIGHT, TOP, BOTTOM = 104.0, 1130.0, 30.0, 30.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import LABEL, RankSet
 from hangwatch.report.schema import Report
+from hangwatch.report.wording import LABEL, RankSet
 from hangwatch.text import seconds, shortened, signal_name, words
 
 MOST_ROWS = 24

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hangwatch.console import News
-from hangwatch.evidence.pages.rank_status import RankStatus
+from hangwatch.evidence.pages.look import RankStatus
 from hangwatch.evidence.processes import PROC, alive, takes
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello

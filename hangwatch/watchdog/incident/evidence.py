@@ -1,4 +1,4 @@
-"""Gathers the evidence that this node has of its ranks, at three levels."""
+"""Gathers the evidence that this node has of its ranks, and joins that of other nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from itertools import islice
 from typing import Any
 
 from hangwatch.console import News
+from hangwatch.efficiency import MAX_BYTES as MAX_FACTS_BYTES
+from hangwatch.efficiency import Finding, RankFacts, find_costs, note_of, parse_facts
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.evidence import flights, ras, sources
+from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.flight import parse_dump
 from hangwatch.evidence.flight.entries import FlightDump
 from hangwatch.evidence.page import extra_groups
 from hangwatch.evidence.pages.finder import Pages, Seen
-from hangwatch.evidence.pages.rank_status import RankStatus, rank_statuses
+from hangwatch.evidence.pages.look import RankStatus, rank_statuses
 from hangwatch.evidence.processes import (
     PROC,
     LaunchedRank,
@@ -32,13 +35,19 @@ from hangwatch.evidence.processes import (
 )
 from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
 from hangwatch.evidence.stacks import NoStacksError, PySpy
-from hangwatch.evidence.threads import in_thread
+from hangwatch.model.codec import CodecError
+from hangwatch.model.frames import know_trainers
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Phase
-from hangwatch.model.page import RankPage
+from hangwatch.model.page import MAX_WORLD, RankPage
 from hangwatch.model.report import Note, RasAnswer
-from hangwatch.model.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.model.snapshot import Child, JobSnapshot, ProcessState, RankSnapshot, ThreadStack
 from hangwatch.run.test_hooks import Point, reach
+from hangwatch.safety import untrusted
+from hangwatch.safety.untrusted import Owner
+from hangwatch.text import fold_ranks
+from hangwatch.watchdog.peers.connection import Missing
+from hangwatch.watchdog.peers.messages import Gathered
 
 BUDGET_S = 5.0
 """Time for stacks and recorders together."""
@@ -47,6 +56,8 @@ RAS_S = 3.0
 SOURCES_S = 1.0
 """Time to read source files: they may lie on a file system that hangs."""
 MAX_CHILDREN = 32
+PRACTICE = ".practice"
+"""Suffix of the file with facts that a rank leaves next to its page."""
 _LATE = "it was not read in time"
 _STOPPED = frozenset("Tt")
 _ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
@@ -118,7 +129,8 @@ class Gatherer:
     node: str
     commands: Callable[[], Sequence[int]]
     gpus: Callable[[], Mapping[int, GpuState]] = dict
-    notes: Callable[[], tuple[Note, ...]] = tuple
+    on_gpus: Callable[[], tuple[Finding, ...]] = tuple
+    """Returns the costly mistakes that the GPUs of the ranks show."""
     proc: str = PROC
     now_ns: Callable[[], int] = time.monotonic_ns
     _tree: Tree | None = None
@@ -156,6 +168,21 @@ class Gatherer:
         except EvidenceError as error:
             self.news.lose("ras", str(error))
             return None
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return the costly mistakes of the ranks of the incarnation that is watched.
+
+        None of their habits if one of them has left no facts (agent/practice/practice.py).
+        """
+        ranks = []
+        try:
+            for rank, seen in self.pages.look().items():
+                left = seen.page.path.with_name(seen.page.path.name + PRACTICE)
+                facts = parse_facts(untrusted.read(left, MAX_FACTS_BYTES, Owner.DIRECTORY))
+                ranks.append(RankFacts(rank, seen.page.read(events=False), facts))
+        except (OSError, PageError, CodecError):
+            ranks = []
+        return tuple(note_of(finding) for finding in (*self.on_gpus(), *find_costs(ranks)))
 
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
         """Gather the evidence of the ranks of this node; what takes too long is missing."""
@@ -382,3 +409,40 @@ def _raw_pages(seen: Mapping[int, Seen]) -> Iterator[tuple[int, bytes]]:
     for rank, one in seen.items():
         with suppress(PageError):
             yield rank, one.page.raw()
+
+
+def whole_job(
+    collected: Collected, gathered: Gathered | None, missing: Missing, why_unknown: str
+) -> JobSnapshot:
+    """Return the snapshot of all ranks, with those of lost nodes as far as they are known.
+
+    gathered: None if no other node was asked. why_unknown: why a rank may be unknown.
+    """
+    others = gathered.others if gathered else ()
+    world_size = min(collected.world_size, MAX_WORLD)
+    ranks = {
+        rank: RankSnapshot(
+            rank, node.host, 0, Phase.RUNNING, ProcessState(alive=False), recorder=""
+        )
+        for node in missing.lost
+        for rank in node.ranks
+        if rank < world_size
+    }
+    ranks |= {rank.rank: rank for local in others for rank in local.ranks}
+    ranks |= {rank.rank: rank for rank in collected.ranks}
+    sources = {file: text for local in others for file, text in local.sources.items()}
+    unseen = [*(gathered.unseen if gathered else ()), *(n for o in others for n in o.unseen)]
+    unseen += missing.notes
+    unknown = set(range(world_size)) - ranks.keys()
+    if unknown:
+        which = f"rank{'s' if len(unknown) > 1 else ''} {fold_ranks(unknown)}"
+        unseen.append(f"{which}: {why_unknown}")
+    return JobSnapshot(
+        world_size=collected.world_size,
+        ranks=know_trainers(ranks[rank] for rank in sorted(ranks)),
+        restart=collected.restart,
+        lost_nodes=tuple(sorted({node.host for node in missing.lost})),
+        cut_off=missing.cut_off,
+        unseen=tuple(unseen),
+        sources={**sources, **collected.sources},
+    )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
 from hangwatch.diagnosis import find_desync
+from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.ras import interpret
-from hangwatch.evidence.threads import in_thread
 from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
@@ -20,8 +20,7 @@ from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, keep, reach
 from hangwatch.watchdog.incident.abort import Aborting, SavedAborting
-from hangwatch.watchdog.incident.assembly import Account, Detection, Judged, whole_job
-from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
+from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level, whole_job
 from hangwatch.watchdog.incident.incidents import (
     Announce,
     Event,
@@ -29,10 +28,9 @@ from hangwatch.watchdog.incident.incidents import (
     Stage,
     event_of,
 )
-from hangwatch.watchdog.incident.reporter import Reporter
-from hangwatch.watchdog.peers.connection import LastWords, Peers
+from hangwatch.watchdog.incident.reporter import Account, Detection, Judged, Reporter
+from hangwatch.watchdog.peers.connection import LastWords, Missing, Peers
 from hangwatch.watchdog.peers.messages import Gathered, Local, Published
-from hangwatch.watchdog.peers.reach import Missing
 
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hangwatch.console import News
+from hangwatch.evidence.background import Tasks
 from hangwatch.model import codec
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog.peers import rounds
@@ -25,10 +26,9 @@ from hangwatch.watchdog.peers.messages import (
     Local,
     Node,
     Published,
+    pack,
 )
-from hangwatch.watchdog.peers.packing import pack
 from hangwatch.watchdog.peers.store import Store, StoreLostError, connect, first_line
-from hangwatch.watchdog.tasks import Tasks
 
 JOIN_S = 60.0
 """A store that is busy with the start of a large job may not answer for a while."""

@@ -26,32 +26,30 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from hangwatch.evidence.threads import in_thread
+from hangwatch.evidence.background import in_thread
 from hangwatch.model import codec
 from hangwatch.model.codec import without_collections
 from hangwatch.text import fold_ranks
 from hangwatch.watchdog.peers.messages import (
+    MAX_BLOB_BYTES,
     MAX_HEADLINE,
     MAX_INCIDENT_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_NAME,
     MAX_NODE_BYTES,
+    MAX_PLAIN_BYTES,
     MAX_VERDICTS,
     Gathered,
+    Groups,
     Incident,
+    Library,
     Local,
     Node,
     Published,
-    slim,
-)
-from hangwatch.watchdog.peers.packing import (
-    MAX_BLOB_BYTES,
-    MAX_PLAIN_BYTES,
-    Groups,
-    Library,
     Received,
     Room,
     complete,
+    slim,
     unpack,
 )
 from hangwatch.watchdog.peers.store import Store, StoreLostError

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from hangwatch.console import News
 from hangwatch.diagnosis.facts.faults import Weight, meaning
-from hangwatch.efficiency.habits import Finding
+from hangwatch.efficiency import Finding
 from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, environment
+from hangwatch.evidence.sockets import open_files
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Cost, GpuHealth
 from hangwatch.model.page import Identity
@@ -28,7 +27,6 @@ UNMATCHED_S = 30.0
 DEVICES_S = 5.0
 """Between two looks at the devices that a process has opened."""
 DEVICE = "/dev/nvidia"
-MAX_FILES = 4096
 _HEALTH = {
     GpuHealth.LOST: "is lost: it has fallen off the bus, or cannot be reached",
     GpuHealth.RESET_REQUIRED: "cannot be used before it is reset",
@@ -107,17 +105,7 @@ class GpuWatch:
 
     def _has_device(self, pid: int) -> bool:
         """Return True if a process is known to have opened a device of NVIDIA's."""
-        try:
-            with os.scandir(Path(self.proc, str(pid), "fd")) as files:
-                return any(self._is_device(file.path) for file in islice(files, MAX_FILES))
-        except OSError:
-            return False
-
-    def _is_device(self, path: str) -> bool:
-        try:
-            return os.readlink(path).startswith(self.device)  # noqa: PTH115 (thousands of files)
-        except OSError:
-            return False
+        return any(path.startswith(self.device) for path in open_files(pid, self.proc))
 
     def _report(self, ranks: Iterable[LocalRank], now_ns: int) -> None:
         node = self.gpus.node()

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hangwatch.console import News
+from hangwatch.evidence.background import Tasks, in_thread
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, Tree, environment
 from hangwatch.evidence.sockets import listens_at
-from hangwatch.evidence.threads import in_thread
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.preflight import network, rendezvous
@@ -24,7 +24,6 @@ from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.network import interfaces
 from hangwatch.preflight.variables import out_of_range, same_ranks
 from hangwatch.run.handshake import Hello
-from hangwatch.watchdog.tasks import Tasks
 
 PATIENCE_S = 60.0
 """Ranks that run for so long without a page will have none any more."""

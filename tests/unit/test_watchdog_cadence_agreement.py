@@ -10,7 +10,7 @@ from made_pages import group, page
 from hangwatch.evidence.pages.finder import OpenPage, Seen
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.calls import GroupKey
-from hangwatch.watchdog.notices.stragglers import FIRST_S, MOST_S, Agreement, differ
+from hangwatch.watchdog.cadence import FIRST_S, MOST_S, Agreement, differ
 
 if TYPE_CHECKING:
     from hangwatch.model.page import PageGroup

@@ -11,13 +11,13 @@ import pytest
 from made_pages import page, write
 
 from hangwatch.console import News
-from hangwatch.efficiency.habits import Finding
+from hangwatch.efficiency import Finding
 from hangwatch.evidence.gpu.reader import Gpus
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.gpu import GpuState, NodeGpus, Xid
 from hangwatch.model.kinds import Cost, GpuHealth
-from hangwatch.watchdog.notices.gpus import GpuWatch
+from hangwatch.watchdog.gpus import GpuWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

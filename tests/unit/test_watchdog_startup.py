@@ -19,7 +19,7 @@ from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import ExceptionRecord, RankPage
 from hangwatch.preflight.finding import Grade
-from hangwatch.watchdog.notices.startup import LATE_S, SOON_S, Preflight, Start, certain
+from hangwatch.watchdog.startup import LATE_S, SOON_S, Preflight, Start, certain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
