@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hangwatch.evidence import timing
 from hangwatch.evidence.processes import PROC, process_state, read_stat
 from hangwatch.model.snapshot import ProcessState
 
@@ -115,9 +116,6 @@ def _count(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-ASKED_S = 60.0
-"""A rank that ends so soon after the launcher was asked to end was ended by it: torchrun gives its
-ranks 30 s, and batch systems as long, before they send SIGKILL."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
@@ -267,7 +265,7 @@ class Exits:
         if tracked.status is None:
             return state
         since_ns = tracked.gone_ns - self.asked_to_end_ns
-        asked = self.asked_to_end_ns > 0 and 0 <= since_ns < ASKED_S * 1e9
+        asked = self.asked_to_end_ns > 0 and 0 <= since_ns < timing.LAUNCHER_ENDS_S * 1e9
         if not os.WIFSIGNALED(tracked.status):
             # A handler of SIGTERM may end a process with any code.
             code = os.WEXITSTATUS(tracked.status)

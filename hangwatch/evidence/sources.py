@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from hangwatch.evidence import timing
 from hangwatch.model.frames import is_user_file
 from hangwatch.model.snapshot import RankSnapshot
 from hangwatch.safety import redaction, untrusted
@@ -23,8 +24,6 @@ from hangwatch.safety import redaction, untrusted
 MAX_FILE_BYTES = 256 << 10
 MAX_TOTAL_BYTES = 1 << 20
 MAX_FILES = 64
-IMPORTS_S = 0.4
-"""Time for which imports are followed."""
 
 
 def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
@@ -58,7 +57,7 @@ def read(
     files are read, for a caller that cannot wait for all.
     """
     texts = {} if into is None else into
-    until, room, imports = time.monotonic() + IMPORTS_S, MAX_TOTAL_BYTES, _Imports()
+    until, room, imports = time.monotonic() + timing.IMPORTS_S, MAX_TOTAL_BYTES, _Imports()
     unread, seen = deque[tuple[Path, str]](), set[Path]()
 
     def take(file: str, path: Path) -> None:

@@ -21,7 +21,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from hangwatch.console import cut
-from hangwatch.evidence.pages.arrivals import BOUNDS_S, GroupArrivals
+from hangwatch.evidence.pages.arrivals import GroupArrivals
+from hangwatch.evidence.timing import ARRIVAL_BOUNDS_S
 from hangwatch.metrics.labels import command_label, label
 from hangwatch.metrics.snapshot import NodeSnapshot, RankState
 from hangwatch.model.page import PageGroup, RankPage
@@ -32,7 +33,7 @@ from hangwatch.text import fold_ranks
 Row = tuple[tuple[str, ...], float | None]
 
 NAMESPACE = "hangwatch_"
-_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
+_BOUNDS = (*map(str, ARRIVAL_BOUNDS_S), "+Inf")
 
 
 def family(name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:

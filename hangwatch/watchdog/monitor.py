@@ -16,13 +16,14 @@ from hangwatch.console import News
 from hangwatch.evidence.exits import End, Exits
 from hangwatch.evidence.gpu.reader import SavedErrors
 from hangwatch.evidence.pages.finder import Incarnation, Pages
-from hangwatch.evidence.pages.look import QUIET_S, Look, Looker
+from hangwatch.evidence.pages.look import Look, Looker
 from hangwatch.evidence.processes import PROC, alive
+from hangwatch.evidence.timing import QUIET_S
 from hangwatch.model import codec
 from hangwatch.model.report import Note
 from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, reach
-from hangwatch.watchdog import state
+from hangwatch.watchdog import state, timing
 from hangwatch.watchdog.cadence import Agreement, Cadence, Learnt, Progress, Schedule
 from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.incident.incidents import Event, Stage
@@ -30,12 +31,6 @@ from hangwatch.watchdog.incident.judge import Judge, SavedJudge
 from hangwatch.watchdog.incident.reporter import SavedReporter
 from hangwatch.watchdog.startup import Absence, Preflight
 from hangwatch.watchdog.telemetry import Telemetry
-
-SAVE_S = 10.0
-UNDER_WAY_S = 4.0
-"""Time for an iteration to end once the command has ended."""
-GONE_S = 2.0
-"""Time for ranks to end after their launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,7 @@ class Monitor:
             work = asyncio.ensure_future(self._guarded())
             await _first_of(work, ended)
             if not work.done():
-                await asyncio.wait({work}, timeout=UNDER_WAY_S)
+                await asyncio.wait({work}, timeout=timing.ITERATION_END_S)
                 work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             # The next look is made in a while, or at once if a rank ends.
@@ -119,8 +114,8 @@ class Monitor:
         """Announce why the command has ended, if that is news."""
         reach(Point.CONCLUDING)
         self.pages.command_ended()
-        await self.judge.settle(UNDER_WAY_S)
-        await self.judge.aborting.settle(UNDER_WAY_S)
+        await self.judge.settle(timing.ITERATION_END_S)
+        await self.judge.aborting.settle(timing.ITERATION_END_S)
         await self._ranks_gone()
         self.pages.all_ended()
         self._look()
@@ -188,7 +183,7 @@ class Monitor:
         if self._agreement.look_due(look):
             await self.judge.compare()
         self._notice_revival(look)
-        if self.now_ns() - self._saved_ns >= SAVE_S * 1e9:
+        if self.now_ns() - self._saved_ns >= timing.STATE_SAVE_S * 1e9:
             self._save()
 
     def _look(self) -> Look:
@@ -262,9 +257,9 @@ class Monitor:
 
     async def _ranks_gone(self) -> None:
         """Wait for the ranks to end, so that their exit status is known."""
-        deadline = time.monotonic() + GONE_S
+        deadline = time.monotonic() + timing.RANKS_GONE_S
         while self._looker.look().waits and time.monotonic() < deadline:  # noqa: ASYNC110 (bounded)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(timing.POLL_S)
 
     def _rank_ended(self, pid: int) -> None:
         """Look at once; if the rank failed, ask for the evidence of the others.

@@ -36,15 +36,10 @@ from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitSt
 from hangwatch.model.page import RankPage
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
-
-BIND_S = 60.0
-"""Time to find and bind the address: a name server may be dead."""
-TORCH_EVERY_S = 60.0
-TORCH_S = 5.0
-"""Time to read the version of torch: it may lie on a file system that hangs."""
 
 
 class Telemetry:
@@ -157,7 +152,8 @@ class Telemetry:
     async def _serve(self, host: str, wanted: int) -> None:
         port = self.port or wanted
         try:
-            server = await in_thread(partial(listen, host, port, self.collector), BIND_S)
+            bind = partial(listen, host, port, self.collector)
+            server = await in_thread(bind, timing.METRICS_BIND_S)
         except (OSError, UnicodeError) as error:
             shown = self._hello.config.metrics_addr
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -169,7 +165,7 @@ class Telemetry:
             self._news.debug(f"the metrics have port {server.port}: {wanted} is taken")
         server.start()
         try:
-            target = await in_thread(lambda: server.target, BIND_S)
+            target = await in_thread(lambda: server.target, timing.METRICS_BIND_S)
             self._targets.publish(target, self.collector.constant)
         except OSError as error:
             text = f"the metrics' address cannot be published: {error.strerror or error}"
@@ -184,12 +180,12 @@ class Telemetry:
         """Have the version of torch read if it is not known yet."""
         pid = next((look.seen[rank].light.identity.pid for rank in look.waiting), 0)
         if self._loop and pid and not self._torch and look.now_ns >= self._torch_due_ns:
-            self._torch_due_ns = look.now_ns + int(TORCH_EVERY_S * 1e9)
+            self._torch_due_ns = look.now_ns + int(timing.TORCH_VERSION_EVERY_S * 1e9)
             self._tasks.start(self._learn_torch(pid))
 
     async def _learn_torch(self, pid: int) -> None:
         with suppress(TimeoutError):
-            self._torch = await in_thread(lambda: torch_version(pid), TORCH_S)
+            self._torch = await in_thread(lambda: torch_version(pid), timing.TORCH_VERSION_S)
 
     def _task_failed(self, error: BaseException) -> None:
         self._news.fault("metrics", f"metrics: {type(error).__name__}: {error}", error, quiet=True)
@@ -202,16 +198,8 @@ class Telemetry:
             self._loop.call_soon_threadsafe(report)
 
 
-RINGS_S = 5.0
-"""Between two readings of all rings, or more where they take long:"""
-
-
 RINGS_SHARE = 0.003
-"""of the time, at most so much is spent on it."""
-
-
-LAG_S = 1.0
-"""Lag is measured against the places of others so long ago."""
+"""Share of the time that is spent on reading rings, at most."""
 
 
 class Furthest:
@@ -234,10 +222,10 @@ class Furthest:
                 _, place = now.get(label, (None, 0))
                 now[label] = members[label], max(place, group.enqueued)
         self._past.append((now_ns, now))
-        while len(self._past) > 1 and self._past[1][0] <= now_ns - LAG_S * 1e9:
+        while len(self._past) > 1 and self._past[1][0] <= now_ns - timing.LAG_S * 1e9:
             self._past.popleft()
         at_ns, then = self._past[0]
-        if at_ns > now_ns - LAG_S * 1e9:
+        if at_ns > now_ns - timing.LAG_S * 1e9:
             return {}
         return {
             label: place for label, (local, place) in then.items() if members.get(label) == local
@@ -280,4 +268,5 @@ class Rings:
         self._counted.add(rings, labels.members)
         self.arrivals, self.periods_s = self._counted.groups(), periods
         now_ns = self._now_ns()
-        self._due_ns = now_ns + int(max(RINGS_S * 1e9, (now_ns - began_ns) / RINGS_SHARE))
+        rest_ns = max(timing.RINGS_EVERY_S * 1e9, (now_ns - began_ns) / RINGS_SHARE)
+        self._due_ns = now_ns + int(rest_ns)

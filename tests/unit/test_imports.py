@@ -28,15 +28,15 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
+        *("timing", "page", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
         *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
-        *("state", "cadence", "peers", "incident", "gpus", "startup", "telemetry"),
+        *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
-    "commands": ("runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
+    "commands": ("timing", "runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {

@@ -16,6 +16,7 @@ from waiting import BOUND_S
 
 from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident import abort
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def ended(
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes the signal has less time to end."""
-    monkeypatch.setattr(abort, "SAVE_S", abort.TERM_S)
+    monkeypatch.setattr(timing, "CHECKPOINT_S", timing.TERM_S)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -136,7 +137,7 @@ class Paused(asyncio.SelectorEventLoop):
         return super().time() + self.paused_s
 
     def pause(self) -> None:
-        self.paused_s += 10 * abort.SAVE_S
+        self.paused_s += 10 * timing.CHECKPOINT_S
 
 
 def test_the_time_in_which_the_machine_was_paused_is_not_that_of_a_rank_that_saves(

@@ -19,7 +19,8 @@ from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import ExceptionRecord, RankPage
 from hangwatch.preflight.finding import Grade
-from hangwatch.watchdog.startup import LATE_S, SOON_S, Preflight, Start, certain
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.startup import Preflight, Start, certain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,26 +79,26 @@ def test_a_job_that_starts_is_told_nothing(bench: Bench) -> None:
     write(bench.run_dir, waits(3, world_size=2))
     assert bench.look() == ""
     write(bench.run_dir, page(3, world_size=2))
-    assert bench.look(SOON_S) == ""
+    assert bench.look(timing.INIT_SOON_S) == ""
     write(bench.run_dir, waits(3, world_size=2))
-    assert bench.look(LATE_S) == ""
+    assert bench.look(timing.INIT_LATE_S) == ""
 
 
 def test_a_rank_that_the_job_does_not_have_is_told_once(bench: Bench) -> None:
     write(bench.run_dir, waits(2, world_size=2))
     assert bench.look() == ""
-    said = bench.look(SOON_S)
+    said = bench.look(timing.INIT_SOON_S)
     assert said == (
         "hangwatch: the job cannot start: RANK=2 with WORLD_SIZE=2: ranks count from 0 to 1;"
         " start each rank with a RANK of its own below WORLD_SIZE\n"
     )
-    assert bench.look(LATE_S) == said
+    assert bench.look(timing.INIT_LATE_S) == said
 
 
 def test_ranks_that_wait_for_healthy_reasons_are_told_nothing(bench: Bench) -> None:
     write(bench.run_dir, waits(0, world_size=2))
-    assert bench.look(SOON_S) == ""
-    assert bench.look(LATE_S) == ""
+    assert bench.look(timing.INIT_SOON_S) == ""
+    assert bench.look(timing.INIT_LATE_S) == ""
 
 
 def started(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
-from hangwatch.commands import runs
+from hangwatch.commands import runs, timing
 from hangwatch.commands.runs import RunPages
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence.background import in_thread
@@ -39,8 +39,6 @@ from hangwatch.text import counted, the_ranks
 _NO_LIBRARY = "cannot open shared object file"
 """The message of dlopen for a library that is not there."""
 OLDEST_TORCH = (2, 4)
-PY_SPY_S = 20.0
-RESOLVE_S = 10.0
 _DEVICE = re.compile(r"nvidia[0-9]+")
 
 
@@ -109,7 +107,7 @@ def _stacks() -> str:
         try:
             if sleeper.stdout:
                 sleeper.stdout.readline()
-            asyncio.run(PySpy(Stacks.PYTHON).dump(sleeper.pid, PY_SPY_S))
+            asyncio.run(PySpy(Stacks.PYTHON).dump(sleeper.pid, timing.DOCTOR_PY_SPY_S))
         finally:
             sleeper.kill()
     return f"{find_py_spy()} may read other processes"
@@ -223,7 +221,7 @@ def _meeting_point(job: Job, present: Sequence[Interface], hostname: str) -> Fin
 
 
 def in_time(
-    name: str, within_s: float = RESOLVE_S, resolver: Resolve = network.resolve
+    name: str, within_s: float = timing.DOCTOR_RESOLVE_S, resolver: Resolve = network.resolve
 ) -> Sequence[str]:
     """Return the addresses of a name, without waiting for a dead name server. Raises OSError."""
     try:

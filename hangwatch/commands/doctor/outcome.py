@@ -12,20 +12,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hangwatch.commands import timing
+
 PATTERN = "outcome-*.json"
-STEP_S = 20.0
-"""For each request to the store, once all ranks are there."""
-_LEAST_INIT_S = 15.0
 
 
 def init_s(patience_s: float) -> float:
     """Return the timeout of a trial's process group: thousands of ranks take their time."""
-    return max(_LEAST_INIT_S, patience_s / 2)
+    return max(timing.TRIAL_INIT_LEAST_S, patience_s / 2)
 
 
 def longest_s(patience_s: float) -> float:
     """Return the time after which a rank of a trial ends by itself, whatever hangs."""
-    return patience_s + 2 * init_s(patience_s) + 2 * STEP_S
+    return patience_s + 2 * init_s(patience_s) + 2 * timing.TRIAL_STEP_S
 
 
 class Stage(StrEnum):

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hangwatch.commands import timing
 from hangwatch.preflight.rendezvous import Answer, connect
 
-POLL_S = 0.1
-CONNECT_S = 5.0
 ALL_PAIRS = 16
 """Up to so many nodes all try each other; of more, each tries its neighbours and the first."""
 
@@ -56,7 +55,7 @@ def await_keys(store: Any, keys: Sequence[str], within_s: float) -> set[str]:
             return set()
         if time.monotonic() > deadline:
             return {key for key in missing if not store.check([key])}
-        time.sleep(POLL_S)
+        time.sleep(timing.TRIAL_POLL_S)
 
 
 def try_connections(
@@ -103,12 +102,12 @@ def _why_not(address: str, port: int) -> str:
     """Return why another node's address cannot be used, empty if it answers."""
     if address.startswith("127.") or address == "::1":
         return "a loopback address, which no other node reaches"
-    answer = connect(address, port, CONNECT_S)
+    answer = connect(address, port, timing.TRIAL_CONNECT_S)
     if answer is Answer.LISTENS:
         return ""
     return {
         Answer.REFUSED: "refused",
-        Answer.SILENT: f"no answer within {CONNECT_S:g} s",
+        Answer.SILENT: f"no answer within {timing.TRIAL_CONNECT_S:g} s",
         Answer.UNREACHABLE: "no route",
     }[answer]
 

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from hangwatch.commands import Arguments, print_lines
+from hangwatch.commands import Arguments, print_lines, timing
 from hangwatch.commands.inspection import processes
 from hangwatch.commands.inspection.processes import Process
 from hangwatch.commands.inspection.summary import (
@@ -35,9 +35,9 @@ from hangwatch.diagnosis.facts.activity import activity
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence import sources
 from hangwatch.evidence.background import in_thread
-from hangwatch.evidence.pages.look import QUIET_S
 from hangwatch.evidence.processes import Tree, command_line, process_state
 from hangwatch.evidence.stacks import NoStacksError, PySpy
+from hangwatch.evidence.timing import QUIET_S
 from hangwatch.model.frames import is_user_frame, know_trainers, line_of, main_thread
 from hangwatch.model.kinds import Phase, Reason
 from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
@@ -190,10 +190,6 @@ def _short(file: str) -> str:
 MAX_CHILDREN = 32
 
 
-SOURCES_S = 2.0
-"""Time for reading source files: they may lie on a file system that hangs."""
-
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -301,5 +297,7 @@ async def _sources(
     files = sources.files_of(snapshots)
     texts: dict[str, str] = {}
     with suppress(TimeoutError):
-        await in_thread(partial(sources.read, files, started_at, into=texts), SOURCES_S)
+        await in_thread(
+            partial(sources.read, files, started_at, into=texts), timing.INSPECT_SOURCES_S
+        )
     return dict(texts)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
-from hangwatch.commands import Arguments, print_lines
+from hangwatch.commands import Arguments, print_lines, timing
 from hangwatch.commands.runs import UnclearError, choose
 from hangwatch.commands.top.picture import RunView
 from hangwatch.commands.top.screen import draw, line
@@ -26,13 +26,8 @@ other nodes, from its report. If the output is not a terminal, it prints a line 
 seconds. Nothing is written, and the job is not disturbed. It ends with the run; Ctrl-C
 ends it earlier."""
 EXIT_UNCLEAR = 2
-LIVE_S = 1.0
-LINE_S = 5.0
-ONCE_S = 1.0
-"""Between the first look and one that can be printed: a rate takes two looks."""
 PLAIN_WIDTH = 120
 """Columns of a picture that goes into a file."""
-LEAST_S, MOST_S = 0.1, 3600.0
 
 
 def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -44,8 +39,9 @@ def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     parser.add_argument("--interval", metavar="S", type=float, help="seconds between two looks")
     given = parser.parse_args(words)
-    if given.interval is not None and not LEAST_S <= given.interval <= MOST_S:
-        parser.error(f"--interval {given.interval:g}: use {LEAST_S:g} to {MOST_S:g} seconds")
+    least_s, most_s = timing.TOP_LEAST_S, timing.TOP_MOST_S
+    if given.interval is not None and not least_s <= given.interval <= most_s:
+        parser.error(f"--interval {given.interval:g}: use {least_s:g} to {most_s:g} seconds")
     try:
         run = choose(given.run, environ)
     except UnclearError as error:
@@ -59,24 +55,24 @@ def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
     with RunView(run) as view:
         if given.once:
             view.picture()
-            time.sleep(ONCE_S)
+            time.sleep(timing.TOP_ONCE_S)
             console.print(draw(view.picture(), console.width, None))
         elif console.is_terminal:
-            _live(view, console, given.interval or LIVE_S)
+            _live(view, console, given.interval or timing.TOP_LIVE_S)
         else:
-            _lines(view, given.interval or LINE_S)
+            _lines(view, given.interval or timing.TOP_LINE_S)
     return 0
 
 
 def _lines(view: RunView, interval_s: float) -> None:
     ending, due_s = "", 0.0
     view.picture()
-    time.sleep(ONCE_S)
+    time.sleep(timing.TOP_ONCE_S)
     while not ending:
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + interval_s
             print_lines([line(view.picture())])
-        time.sleep(min(LIVE_S, interval_s))
+        time.sleep(min(timing.TOP_LIVE_S, interval_s))
         ending = view.ending()
     print_lines([printable(ending)])
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hangwatch.evidence import timing
 from hangwatch.evidence.gpu.nvml import Asker, Nvml, Unit, UnusableError, read
 from hangwatch.model.gpu import GpuState, Xid
 from hangwatch.model.kinds import GpuHealth
@@ -23,9 +24,8 @@ _WHOLE = 0xFFFFFFFF
 class Pace:
     """Seconds between two readings of a GPU, and until NVML counts as silent."""
 
-    read_s: float = 5.0
-    silent_s: float = 15.0
-    """An answer takes some milliseconds; some seconds while a driver starts a GPU."""
+    read_s: float = timing.NVML_READ_S
+    silent_s: float = timing.NVML_SILENT_S
 
 
 @dataclass(slots=True)

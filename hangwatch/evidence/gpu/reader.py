@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hangwatch.errors import EvidenceError
+from hangwatch.evidence import timing
 from hangwatch.evidence.gpu.device import Errors, Gpu, Pace
 from hangwatch.evidence.gpu.nvml import NO_DRIVER, Nvml, Unit
 from hangwatch.model.gpu import GpuState, NodeGpus
@@ -270,17 +271,13 @@ def _with_ranks(state: GpuState, at: int, used: Mapping[int, Use]) -> GpuState:
     )
 
 
-ANSWER_S = 10.0
-_POLL_S = 0.02
-
-
-def examine_gpus(answer_s: float = ANSWER_S) -> str:
+def examine_gpus(answer_s: float = timing.NVML_ANSWER_S) -> str:
     """Return the driver and its GPUs, in one line. Raises EvidenceError with what is wrong."""
     gpus = Gpus()
     gpus.watch((), active=True)
     deadline = time.monotonic() + answer_s
     while time.monotonic() < deadline and not (gpus.trouble or gpus.all_answered):
-        time.sleep(_POLL_S)
+        time.sleep(timing.NVML_POLL_S)
     if gpus.trouble == NO_DRIVER:
         return f"none: {NO_DRIVER}"
     if gpus.trouble:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hangwatch.errors import PageError
+from hangwatch.evidence import timing
 from hangwatch.evidence.pages.finder import OpenPage, Pages, Seen
 from hangwatch.evidence.pages.worlds import start_ns
 from hangwatch.evidence.processes import LaunchedRank
@@ -18,10 +19,6 @@ from hangwatch.model.calls import OF_A_STORE
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import RankPage
 
-QUIET_S = 1.0
-"""A shorter wait is ignored."""
-LEAST_S, MOST_S = 0.4, 5.0
-"""Between two readings of the events of a rank that stays where it is."""
 UNFINISHED = "unfinished_work"
 """Stands for the call where only c10d knows that something is not done."""
 OVER = frozenset({Phase.EXITED, Phase.RAISED})
@@ -126,7 +123,7 @@ class Look:
     def all_wait(self) -> bool:
         """True if every rank that lives waits for longer than a moment."""
         return bool(self.waiting) and all(
-            wait is not None and self.now_ns - wait.since_ns >= QUIET_S * 1e9
+            wait is not None and self.now_ns - wait.since_ns >= timing.QUIET_S * 1e9
             for wait in self.waiting.values()
         )
 
@@ -203,9 +200,9 @@ class Looker:
 
     def _waits_in(self, watched: _Watched, seen: Seen, now_ns: int) -> Waiting | None:
         quiet_s = (now_ns - watched.changed_ns) / 1e9
-        if quiet_s < QUIET_S and not may_wait(seen.light, now_ns, QUIET_S):
+        if quiet_s < timing.QUIET_S and not may_wait(seen.light, now_ns, timing.QUIET_S):
             return None
-        patience_s = min(max(quiet_s / 4, LEAST_S), MOST_S)
+        patience_s = min(max(quiet_s / 4, timing.RING_LEAST_S), timing.RING_MOST_S)
         if now_ns - watched.read_ns >= patience_s * 1e9:
             watched.read_ns = now_ns
             try:

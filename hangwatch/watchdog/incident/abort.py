@@ -33,6 +33,7 @@ from hangwatch.run.handshake import Hello
 from hangwatch.run.peers import ABORTED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Gatherer
 
 PROVED_NS = 30 * 10**9
@@ -43,18 +44,9 @@ ALONE_NS = 5 * 10**9
 """Delay of the culprit's end on a node on which no rank waits: the end of the ranks that wait on
 other nodes may be enough, and there it is what ends the job."""
 
-BEAT_S = 1.5
-"""A sampler that has not written for so long cannot, and then its rank does not go on either."""
 _SAMPLE_NS = 10**8
 """Values may be as old as this when a sampler writes them."""
 
-TERM_S = 2.0
-"""Time for a process to end after a signal."""
-SAVE_S = 30.0
-"""The same if it handles SIGTERM itself: it may save a checkpoint. torchrun waits as long."""
-_STILL_S = 1.0
-"""The most time that counts between two looks: if it was more, the machine stood still."""
-_LOOK_S = 0.05
 _SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
 
 
@@ -283,9 +275,9 @@ class Aborting:
             seen = self.gatherer.standings()
             still = abort.unmoved(ranks, seen)
             late = any(0 < seen[rank].beat_ns < asked_ns + _SAMPLE_NS for rank in still)
-            if not late or self.now_ns() - asked_ns > BEAT_S * 1e9:
+            if not late or self.now_ns() - asked_ns > timing.SAMPLER_BEAT_S * 1e9:
                 return still
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(timing.POLL_S)
 
 
 async def end_ranks(
@@ -324,7 +316,8 @@ async def end_ranks(
                     signalled.add(rank)
             if not signalled:
                 break
-            await _wait([handles[rank] for rank in signalled], SAVE_S if taken else TERM_S)
+            limit_s = timing.CHECKPOINT_S if taken else timing.TERM_S
+            await _wait([handles[rank] for rank in signalled], limit_s)
         return sum(_is_over(handles[rank]) for rank in signalled)
     finally:
         for handle in handles.values():
@@ -378,5 +371,5 @@ async def _wait(handles: Collection[int], limit_s: float) -> None:
     loop, waited_s = asyncio.get_running_loop(), 0.0
     while not all(map(_is_over, handles)) and waited_s < limit_s:
         before = loop.time()
-        await asyncio.sleep(_LOOK_S)
-        waited_s += min(loop.time() - before, _STILL_S)
+        await asyncio.sleep(timing.POLL_S)
+        waited_s += min(loop.time() - before, timing.STANDSTILL_S)

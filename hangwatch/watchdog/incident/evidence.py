@@ -46,15 +46,10 @@ from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 from hangwatch.text import fold_ranks
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.connection import Missing
 from hangwatch.watchdog.peers.messages import Gathered
 
-BUDGET_S = 5.0
-"""Time for stacks and recorders together."""
-RAS_S = 3.0
-"""Time for NCCL's RAS service."""
-SOURCES_S = 1.0
-"""Time to read source files: they may lie on a file system that hangs."""
 MAX_CHILDREN = 32
 PRACTICE = ".practice"
 """Suffix of the file with facts that a rank leaves next to its page."""
@@ -164,7 +159,7 @@ class Gatherer:
         pids = [seen.light.identity.pid for seen in self.pages.look().values()]
         variables = environment(pids[0] if pids else 0, ras.is_variable, self.proc)
         try:
-            return await ras.ask(pids, variables, RAS_S, self.proc)
+            return await ras.ask(pids, variables, timing.RAS_S, self.proc)
         except EvidenceError as error:
             self.news.lose("ras", str(error))
             return None
@@ -184,7 +179,7 @@ class Gatherer:
             ranks = []
         return tuple(note_of(finding) for finding in (*self.on_gpus(), *find_costs(ranks)))
 
-    async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
+    async def collect(self, level: Level, budget_s: float = timing.EVIDENCE_S) -> Collected:
         """Gather the evidence of the ranks of this node; what takes too long is missing."""
         seen = self.pages.look()
         launched = self._launched_without_page(seen)
@@ -327,7 +322,8 @@ class Gatherer:
             seen.page.path, light, lambda: self._state(seen), self.now_ns()
         )
         # Of tens of megabytes it takes seconds.
-        evidence.flight = await in_thread(partial(parse_dump, evidence.raw_flight), BUDGET_S)
+        parse = partial(parse_dump, evidence.raw_flight)
+        evidence.flight = await in_thread(parse, timing.EVIDENCE_S)
 
     def _stack_jobs(self, evidence: _RankEvidence, tree: Tree, page: RankPage | None) -> list[_Job]:
         """Return the dumps to make of one rank: its own, and its children's if they may matter."""
@@ -378,7 +374,7 @@ class Gatherer:
         texts: dict[str, str] = {}
         try:
             read = partial(sources.read, files, started_at, self.proc, into=texts)
-            await in_thread(read, SOURCES_S)
+            await in_thread(read, timing.SOURCES_S)
         except TimeoutError:
             self.news.lose("sources", "source files could not be read in time", quiet=True)
         return dict(texts)

@@ -31,15 +31,11 @@ from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style, format_notes, format_verdict
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.incidents import Announce
 from hangwatch.watchdog.peers.messages import Published
 
-BUILD_S = 30.0
-"""A report of a hundred thousand ranks takes some seconds to build."""
-WRITE_S = 8.0
-"""A report directory that takes longer is on a file system that hangs."""
-HOOK_S = 60.0
 HOOK_CULPRITS = 1000
 """Culprits that a hook is given at most: an environment has bounds (execve(2))."""
 _OUTPUT_BYTES = 4096
@@ -153,7 +149,7 @@ class Reporter:
     async def _built(self, evidence: Evidence) -> Report | None:
         """Return the report of an incident, None if making it has failed."""
         try:
-            return await in_thread(lambda: build_report(evidence), BUILD_S)
+            return await in_thread(lambda: build_report(evidence), timing.REPORT_BUILD_S)
         except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
             self.news.fault("report", f"the report could not be made: {error!r}", error)
         return None
@@ -182,11 +178,12 @@ class Reporter:
             return path
 
         try:
-            path = await self._writer.run(write, WRITE_S)
+            path = await self._writer.run(write, timing.REPORT_WRITE_S)
         except ReportError as error:
             self.news.lose("report-dir", str(error))
         except TimeoutError:
-            self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
+            text = f"the report is not written after {timing.REPORT_WRITE_S:g} s"
+            self.news.lose("report-dir", text)
         except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
             self.news.fault("report", f"the report cannot be written: {error!r}", error)
         else:
@@ -222,7 +219,7 @@ async def run_hook(
     report: Path | None,
     variables: Mapping[str, str],
     news: News,
-    timeout_s: float = HOOK_S,
+    timeout_s: float = timing.HOOK_S,
 ) -> None:
     """Run the user's command with the report's directory as its argument.
 
@@ -277,9 +274,6 @@ def _last_line(output: IO[bytes]) -> str:
 
 MAX_ERRORS = 32
 """Lines of the timeline about errors of GPUs."""
-
-
-MAX_AGE_S = 30 * 86400.0
 
 
 _IN_FLIGHT = re.compile(rb'"(?:comm_lib|nccl)_version": ?"(\d[\w.+-]{0,30})"')
@@ -393,7 +387,7 @@ def _gpu_errors(job: JobSnapshot) -> Iterator[Moment]:
         for xid in rank.gpu.xids
     }
     for rank, gpu, xid in islice(errors.values(), MAX_ERRORS):
-        at = utc(min(max(0.0, xid.age_s), MAX_AGE_S))
+        at = utc(min(max(0.0, xid.age_s), timing.XID_AGE_MOST_S))
         times = f", {xid.count} times by now" if xid.count > 1 else ""
         what = f"Xid {xid.number} of GPU {gpu.index}: it {meaning(xid.number).what}{times}."
         yield Moment(at, what, rank.rank)

@@ -16,21 +16,16 @@ from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
 from hangwatch.evidence.background import Tasks
-from hangwatch.evidence.pages.look import QUIET_S, Look
+from hangwatch.evidence.pages.look import Look
+from hangwatch.evidence.timing import QUIET_S
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity
 from hangwatch.model.snapshot import RankSnapshot
 from hangwatch.run.handshake import Hello
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Gathered, Local, Node, Published
 from hangwatch.watchdog.peers.rounds import node_text
-
-JOIN_AFTER_S = 5.0
-"""Ranks of this node that come later than this are not named to the other nodes."""
-HOLD_S = 6.0
-"""A verdict waits no longer than this for the other nodes to be joined."""
-AGAIN_S = 15.0
-"""Between two attempts to join again after the store was lost, while ranks wait."""
 
 
 @dataclass(slots=True)
@@ -70,7 +65,7 @@ class Peers:
             since_ns, due = self._all_here_ns, self._all_here_ns > 0
         else:
             since_ns, due = self._joined_ns, self._is_joining()
-        return due and now_ns - since_ns < HOLD_S * 1e9
+        return due and now_ns - since_ns < timing.HOLD_VERDICT_S * 1e9
 
     async def ask(self, *, full: bool) -> Gathered | None:
         """Gather the other nodes' evidence; None if there are none that could be asked."""
@@ -101,7 +96,7 @@ class Peers:
             return
         self._all_here_ns = self._all_here_ns or look.now_ns
         waited_s = (look.now_ns - self._all_here_ns) / 1e9
-        if len(look.seen) == self._expected(running[0]) or waited_s >= JOIN_AFTER_S:
+        if len(look.seen) == self._expected(running[0]) or waited_s >= timing.JOIN_AFTER_S:
             self._begin(Node(self.name, self.node, tuple(look.seen)), running[0], look)
 
     def leave(self) -> None:
@@ -130,7 +125,7 @@ class Peers:
 
     def _join_again(self, lost: Exchange, rank: Identity, look: Look) -> None:
         """Join again: a network may come back. The store is missed only while ranks wait."""
-        rested = (look.now_ns - self._joined_ns) / 1e9 >= AGAIN_S
+        rested = (look.now_ns - self._joined_ns) / 1e9 >= timing.REJOIN_S
         if lost.joined or self._is_joining() or not rested or look.longest_wait_s < QUIET_S:
             return
         self._tasks.start(lost.close())
@@ -243,12 +238,6 @@ PORT = 9
 """discard (RFC 863), which no service of our time listens on."""
 
 
-REACH_S = 2.0
-
-
-MOST_S = 5.0
-
-
 AT_ONCE = 500
 """Below the usual limit of open files."""
 
@@ -279,7 +268,7 @@ async def missing(
     store_host: str,
     port: int = PORT,
 ) -> Missing:
-    """Look for the nodes that were not heard; takes at most MOST_S.
+    """Look for the nodes that were not heard; takes at most REACH_ALL_S.
 
     silent: nodes that did not answer, None if the store is lost and none was asked.
     """
@@ -318,7 +307,7 @@ async def unreachable(addresses: Iterable[str], port: int = PORT) -> frozenset[s
     tasks = [asyncio.ensure_future(look(address)) for address in set(addresses) if _is_ip(address)]
     if not tasks:
         return frozenset()
-    done, late = await asyncio.wait(tasks, timeout=MOST_S)
+    done, late = await asyncio.wait(tasks, timeout=timing.REACH_ALL_S)
     for task in late:
         task.cancel()
     return frozenset(task.result() for task in done) - {""}
@@ -327,7 +316,7 @@ async def unreachable(addresses: Iterable[str], port: int = PORT) -> frozenset[s
 async def _answers(address: str, port: int) -> bool:
     """Return True if anything comes back from a machine, even a refusal."""
     try:
-        async with asyncio.timeout(REACH_S):
+        async with asyncio.timeout(timing.REACH_S):
             _, writer = await asyncio.open_connection(address, port)
     except (ConnectionError, PermissionError):
         return True  # PermissionError: it is our own machine that refuses to ask

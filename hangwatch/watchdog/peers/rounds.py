@@ -30,6 +30,7 @@ from hangwatch.evidence.background import in_thread
 from hangwatch.model import codec
 from hangwatch.model.codec import without_collections
 from hangwatch.text import fold_ranks
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.messages import (
     MAX_BLOB_BYTES,
     MAX_HEADLINE,
@@ -54,11 +55,6 @@ from hangwatch.watchdog.peers.messages import (
 )
 from hangwatch.watchdog.peers.store import Store, StoreLostError
 
-WAIT_S = 600.0
-"""The wait for the next incident is renewed this often."""
-SLICE_S = 0.2
-"""Between the parts of a wait for others the connection is free for our own answers."""
-UNPACKING_S = 60.0
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
 _REJOINED = 4
@@ -130,7 +126,8 @@ async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
 async def await_incident(store: Store, number: int) -> bytes | None:
     """Return the incident once there is one, None if there is none for a long time."""
     key = _incident(number)
-    return await store.get(key, MAX_INCIDENT_BYTES) if await store.wait([key], WAIT_S) else None
+    came = await store.wait([key], timing.INCIDENT_WAIT_S)
+    return await store.get(key, MAX_INCIDENT_BYTES) if came else None
 
 
 async def claim(store: Store, number: int, incident: Incident) -> bool:
@@ -193,7 +190,7 @@ async def gather(
         answers = await store.multi_get([there[node] for node in chunk], MAX_MESSAGE_BYTES)
         received, unread = await in_thread(
             partial(_unpacked, dict(zip(chunk, answers, strict=True)), world_size, groups, room),
-            UNPACKING_S,
+            timing.UNPACKING_S,
         )
         unseen += unread
         names = set().union(*(answer.blobs() for answer in received.values()))
@@ -271,7 +268,7 @@ async def _wait(store: Store, keys: list[str], timeout_s: float) -> bool:
     """Wait until all keys are set; False if they are not in time. Others can use the store."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        if await store.wait(keys, min(left_s, SLICE_S)):
+        if await store.wait(keys, min(left_s, timing.WAIT_SLICE_S)):
             return True
     return False
 
