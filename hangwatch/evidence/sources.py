@@ -14,9 +14,11 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from hangwatch.evidence import timing
+from hangwatch.evidence.background import in_thread
 from hangwatch.model.frames import is_user_file
 from hangwatch.model.snapshot import RankSnapshot
 from hangwatch.safety import redaction, untrusted
@@ -80,6 +82,19 @@ def read(
                 with suppress(OSError):
                     take(str(path), path)
     return texts
+
+
+async def read_in_time(
+    ranks: Iterable[RankSnapshot], started_at: float, within_s: float, proc: str = "/proc"
+) -> tuple[dict[str, str], bool]:
+    """Return the text of the files of ranks that could be read in time, and True if all could."""
+    texts: dict[str, str] = {}
+    work = partial(read, files_of(ranks), started_at, proc, into=texts)
+    try:
+        await in_thread(work, within_s)
+    except TimeoutError:
+        return dict(texts), False
+    return texts, True
 
 
 class _Imports:

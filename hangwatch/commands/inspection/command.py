@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -34,7 +33,6 @@ from hangwatch.console import printable
 from hangwatch.diagnosis.facts.activity import activity
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence import sources
-from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.processes import Tree, command_line, process_state
 from hangwatch.evidence.stacks import NoStacksError, PySpy
 from hangwatch.evidence.timing import QUIET_S
@@ -294,10 +292,5 @@ async def _sources(
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     oldest = min((process.start_ticks for process in processes), default=0)
     started_at = time.time() - (uptime_s - oldest / _TICKS)
-    files = sources.files_of(snapshots)
-    texts: dict[str, str] = {}
-    with suppress(TimeoutError):
-        await in_thread(
-            partial(sources.read, files, started_at, into=texts), timing.INSPECT_SOURCES_S
-        )
-    return dict(texts)
+    texts, _ = await sources.read_in_time(snapshots, started_at, timing.INSPECT_SOURCES_S)
+    return texts

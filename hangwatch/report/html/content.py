@@ -40,7 +40,7 @@ from hangwatch.report.wording import (
     note_text,
     site_label,
 )
-from hangwatch.text import seconds, shortened, words
+from hangwatch.text import duration, shortened, words
 
 MOST_MOMENTS = 200
 MOST_UNSEEN = 60
@@ -238,13 +238,13 @@ def _advice(text: str) -> Advice:
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     verdict, run = report["verdict"], report["run"]
     if verdict["stuck_age_s"] >= LEAST_S:
-        yield "stuck for", seconds(verdict["stuck_age_s"])
+        yield "stuck for", duration(verdict["stuck_age_s"])
         if verdict["stuck_since"]:
             yield "stuck since", _moment(verdict["stuck_since"])
     elif verdict["detected_at"]:
         yield "found at", _moment(verdict["detected_at"])
     if verdict["detected_after_s"] >= LEAST_S:
-        yield "found after", seconds(verdict["detected_after_s"])
+        yield "found after", duration(verdict["detected_after_s"])
     if verdict["culprits"]:
         culprits = RankSet.of(verdict["culprits"])
         yield ("culprit" if culprits.count == 1 else "culprits"), culprits.text
@@ -313,7 +313,7 @@ def _timeline(report: Report) -> Iterator[tuple[str, str, str]]:
         if at is None:
             yield shortened(moment["at"], 40), "", what
             continue
-        after = f"+{seconds((at - before).total_seconds())}" if before else ""
+        after = f"+{duration((at - before).total_seconds())}" if before else ""
         yield f"{at:%H:%M:%S}.{at.microsecond // 1000:03}", after, what
         before = at
 

@@ -33,7 +33,7 @@ from hangwatch.evidence.processes import (
     environment,
     process_state,
 )
-from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
+from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself, with_process
 from hangwatch.evidence.stacks import NoStacksError, PySpy
 from hangwatch.model.codec import CodecError
 from hangwatch.model.frames import know_trainers
@@ -81,6 +81,11 @@ class _RankEvidence:
     flight: FlightDump | None = None
     raw_flight: bytes = b""
     missing: list[str] = field(default_factory=list)
+
+    def added_to(self, rank: RankSnapshot) -> RankSnapshot:
+        """Return the rank with this evidence, except for its recorder."""
+        children = self.children.values()
+        return with_process(rank, self.threads, children, self.processors, self.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,7 @@ class Gatherer:
             if (page := self._page(seen[rank], evidence)) is not None:
                 ranks += self._snapshots(page, evidence, now_ns, replaced=seen[rank].replaced)
         ranks += [
-            launched_snapshot(rank, evidence.process, self.node, **_shared(evidence))
+            evidence.added_to(launched_snapshot(rank, evidence.process, self.node))
             for rank, evidence in zip(launched, pageless, strict=True)
         ]
         gpus = self.gpus() if full else {}
@@ -296,13 +301,12 @@ class Gatherer:
                     now_ns,
                     clock_offset_ns=time.time_ns() - time.monotonic_ns(),
                     flight=evidence.flight,
-                    **_shared(evidence),
                 )
             except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)
                 self._lose(evidence, error)
                 page, evidence.flight = replace(page, events=(), new_groups=()), None
             else:
-                return [snapshot]
+                return [evidence.added_to(snapshot)]
         return []
 
     def _launched_without_page(self, seen: Mapping[int, Seen]) -> list[LaunchedRank]:
@@ -370,14 +374,11 @@ class Gatherer:
     ) -> dict[str, str]:
         created_ns = min((page.light.created_ns for page in seen.values()), default=0)
         age_s = (self.now_ns() - created_ns) / 1e9 if created_ns else 0.0
-        files, started_at = sources.files_of(ranks), time.time() - age_s
-        texts: dict[str, str] = {}
-        try:
-            read = partial(sources.read, files, started_at, self.proc, into=texts)
-            await in_thread(read, timing.SOURCES_S)
-        except TimeoutError:
+        started_at = time.time() - age_s
+        texts, whole = await sources.read_in_time(ranks, started_at, timing.SOURCES_S, self.proc)
+        if not whole:
             self.news.lose("sources", "source files could not be read in time", quiet=True)
-        return dict(texts)
+        return texts
 
 
 def local_size(light: RankPage) -> int:
@@ -389,16 +390,6 @@ def local_size(light: RankPage) -> int:
 def _expected(seen: Mapping[int, Seen]) -> int:
     """Return the number of ranks that this node should have, by those seen; 0 if unknown."""
     return max((local_size(page.light) for page in seen.values()), default=0)
-
-
-def _shared(evidence: _RankEvidence) -> dict[str, Any]:
-    """Return the evidence that both kinds of snapshots take."""
-    return {
-        "threads": evidence.threads,
-        "children": tuple(evidence.children.values()),
-        "processors": evidence.processors,
-        "missing": tuple(evidence.missing),
-    }
 
 
 def _raw_pages(seen: Mapping[int, Seen]) -> Iterator[tuple[int, bytes]]:
