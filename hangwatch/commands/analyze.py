@@ -99,7 +99,7 @@ def analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def judge(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
-    """Judge the files at paths; also return those that could not be read, with the reasons.
+    """Judge the files at paths; also return which could not be read, with the reasons.
 
     Raises UsageError if none could.
     """

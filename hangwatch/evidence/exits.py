@@ -22,7 +22,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from hangwatch.evidence import timing
@@ -120,27 +120,23 @@ _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
 @dataclass(slots=True)
-class _Tracked:
-    """A watched process. Times are CLOCK_MONOTONIC in ns."""
+class End:
+    """The end of a process, as the next watchdog has to know it; without ``gone_ns`` it runs."""
 
     pid: int
     start_ticks: int
-    pidfd: int | None
     gone_ns: int = 0
+    """CLOCK_MONOTONIC."""
     status: int | None = None
     """As wait(2) gives it, None while unknown."""
     oom_killed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a process, as the next watchdog has to know it."""
+@dataclass(slots=True)
+class _Tracked(End):
+    """A watched process."""
 
-    pid: int
-    start_ticks: int
-    gone_ns: int
-    status: int | None
-    oom_killed: bool
+    pidfd: int | None = None
 
 
 class Exits:
@@ -176,7 +172,7 @@ class Exits:
         if remembered is not None and remembered.start_ticks == start_ticks:
             self._tracked[pid] = remembered
             return
-        tracked = _Tracked(pid, start_ticks, open_pid(pid))
+        tracked = _Tracked(pid, start_ticks, pidfd=open_pid(pid))
         self._tracked[pid] = tracked
         stat = read_stat(pid, self._proc)
         if stat is None or stat.start_ticks != start_ticks:
@@ -229,9 +225,7 @@ class Exits:
     def restore(self, ends: Iterable[End]) -> None:
         """Remember the ends that an earlier watchdog saw."""
         for end in ends:
-            self._remembered[end.pid] = _Tracked(
-                end.pid, end.start_ticks, None, end.gone_ns, end.status, end.oom_killed
-            )
+            self._remembered[end.pid] = _Tracked(*astuple(end))
 
     def close(self) -> None:
         """Let go of every process."""

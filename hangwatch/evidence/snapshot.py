@@ -164,7 +164,7 @@ def group_progress(group: PageGroup, now_ns: int) -> GroupProgress:
 
 
 def launched_snapshot(launched: LaunchedRank, process: ProcessState, node: str) -> RankSnapshot:
-    """Return a rank that a launcher started and that has no page: it never came to torch."""
+    """Return a rank that a launcher started and that has no page: it has not imported torch."""
     return RankSnapshot(
         rank=launched.rank,
         node=node,

@@ -295,10 +295,8 @@ class _Run:
                     write_log(hello.facts.report_dir, log)
                 write_run(
                     hello.facts.report_dir,
+                    hello.run,
                     watch=hello.facts.watch,
-                    run_id=hello.run.run_id,
-                    command=hello.run.command,
-                    started_at=hello.run.started_at,
                     duration_s=(time.monotonic_ns() - hello.started_ns) / 1e9,
                     exit_code=code,
                     lost=[*self.lost, "the watchdog did not run to the end"],

@@ -17,14 +17,14 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from hangwatch.console import printable
 from hangwatch.errors import ReportError
-from hangwatch.model.report import Evidence, Note
+from hangwatch.model.report import Evidence, Note, RunInfo
 from hangwatch.report.build import build_report, notes_content
 from hangwatch.report.html import render_page
 from hangwatch.report.schema import RUN_SCHEMA, SCHEMA, Report, RunReport, Stack
@@ -221,11 +221,9 @@ def _discard(draft: Path) -> None:
 
 def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     run_dir: Path,
+    run: RunInfo,
     *,
     watch: str,
-    run_id: str,
-    command: Sequence[str],
-    started_at: str,
     duration_s: float,
     exit_code: int,
     lost: Iterable[str] = (),
@@ -240,11 +238,11 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     node = socket.gethostname()
     content: RunReport = {
         "schema": RUN_SCHEMA,
-        "id": run_id,
+        "id": run.run_id,
         "node": node,
         "watch": watch,
-        "command": list(command),
-        "started_at": started_at,
+        "command": list(run.command),
+        "started_at": run.started_at,
         "duration_s": round(duration_s, 3),
         "exit_code": exit_code,
         "incidents": [],

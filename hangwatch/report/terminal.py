@@ -147,7 +147,7 @@ def _waits(report: Report) -> list[str]:
     verdict, points = report["verdict"], report["places"]
     culprits = set(verdict["culprits"])
     towards = towards_of(report)
-    # Those that wait for a culprit itself come first: of a large job not all are shown.
+    # Ranks that wait for a culprit itself come first: of a large job not all are shown.
     ordered = sorted(
         points, key=lambda point: (culprits.isdisjoint(point["for"]), -len(point["ranks"]))
     )

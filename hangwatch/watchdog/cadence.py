@@ -163,8 +163,8 @@ class Progress:
     def passed_after_s(self, look: Look) -> float | None:
         """Return how long the ranks had waited if that is over for good, else None.
 
-        If none is remembered (another node's watchdog has reported it), those that wait now are.
-        If none waits, others may wait for the ranks of this node: it has passed once all of
+        If none is remembered (another node's watchdog has reported it), the ranks that wait now
+        are. If none waits, others may wait for the ranks of this node: it has passed once all of
         them have gone on.
         """
         if not self.waited and look.longest_wait_s >= QUIET_S:

@@ -219,10 +219,8 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note,
     try:
         write_run(
             report_dir,
+            hello.run,
             watch=hello.facts.watch,
-            run_id=hello.run.run_id,
-            command=hello.run.command,
-            started_at=hello.run.started_at,
             duration_s=(time.monotonic_ns() - hello.started_ns) / 1e9,
             exit_code=exit_code,
             lost=news.lost,

@@ -11,6 +11,7 @@ from incident import EVIDENCE
 
 from hangwatch import cli
 from hangwatch.model.kinds import State
+from hangwatch.model.report import RunInfo
 from hangwatch.report.build import build_report
 from hangwatch.report.files import open_run, write_incident, write_run
 
@@ -41,10 +42,8 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ended(run: Path, run_id: str, started_at: str, code: int) -> None:
     write_run(
         run,
+        RunInfo(run_id, ("torchrun", "train.py"), started_at),
         watch=f"node:{run_id}",
-        run_id=run_id,
-        command=["torchrun", "train.py"],
-        started_at=started_at,
         duration_s=732.0,
         exit_code=code,
     )

@@ -23,6 +23,7 @@ from hangwatch.commands.top.rows import Row, Trouble
 from hangwatch.evidence.processes import read_stat
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.report import RunInfo
 from hangwatch.report.build import build_report
 from hangwatch.report.files import write_incident, write_run
 from hangwatch.watchdog import state
@@ -341,10 +342,8 @@ def test_how_the_run_ended_comes_from_its_run_file(run_dir: Path, incident: Path
     facts(report_dir=incident.parent, watch="here:r-1").keep(run_dir)
     write_run(
         incident.parent,
+        RunInfo("r", ("torchrun",), "2026-01-02T03:04:05.000+00:00"),
         watch="here:r-1",
-        run_id="r",
-        command=["torchrun"],
-        started_at="2026-01-02T03:04:05.000+00:00",
         duration_s=9.0,
         exit_code=75,
     )

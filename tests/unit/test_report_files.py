@@ -14,7 +14,7 @@ from incident import EVIDENCE, VERDICT
 
 from hangwatch.errors import ReportError
 from hangwatch.model.kinds import State
-from hangwatch.model.report import RasAnswer
+from hangwatch.model.report import RasAnswer, RunInfo
 from hangwatch.report.build import build_report
 from hangwatch.report.files import load, open_run, write_incident, write_run
 
@@ -32,10 +32,8 @@ def finish(run_dir: Path, watch: str = "node-a:night-7-1") -> Path:
     """Write run.json."""
     return write_run(
         run_dir,
+        RunInfo("night-7", ("torchrun",), "2026-01-02T03:00:00+00:00"),
         watch=watch,
-        run_id="night-7",
-        command=["torchrun"],
-        started_at="2026-01-02T03:00:00+00:00",
         duration_s=12.3456,
         exit_code=3,
         lost=["something"],

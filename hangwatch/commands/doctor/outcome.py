@@ -52,7 +52,7 @@ class Outcome:
     error: str = ""
     backend: str = ""
     missing: list[int] = field(default_factory=list)
-    """Ranks that have not come to the roll call."""
+    """Ranks that were not at the roll call."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """The facts of each rank, by rank: see rank.facts()."""
     broken: list[dict[str, str]] = field(default_factory=list)

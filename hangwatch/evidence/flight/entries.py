@@ -154,7 +154,7 @@ class Call:
 
     @property
     def begun(self) -> bool | None:
-        """True if its device has come to it; None where that is not known."""
+        """True if its device has reached it; None where that is not known."""
         return self.started or (False if self.timed and self.first.device else None)
 
     @property

@@ -261,7 +261,7 @@ def _may_be_elsewhere(page: RankPage, made: Sequence[Call] | None) -> bool:
 def _first_not_reached(
     events: Iterable[PageEvent], groups: Mapping[int, PageGroup]
 ) -> dict[int, int]:
-    """Return by slot the first collective that a stream is known not to have come to."""
+    """Return by slot the first collective that a stream is known not to have reached."""
     first: dict[int, int] = {}
     for event in events:
         group = groups.get(event.slot)
@@ -271,7 +271,7 @@ def _first_not_reached(
 
 
 def _reached(event: PageEvent, group: PageGroup) -> bool | None:
-    """True if the stream that a call was made on has come to it, None where that is not known."""
+    """True if the stream that a call was made on has reached it, None where that is not known."""
     if event.p2p or event.device < 0 or group.reached < 0:
         return None
     return event.seq <= group.reached

@@ -1,4 +1,4 @@
-"""Statistics of when the ranks of this node come to the collectives of their groups.
+"""Statistics of when the ranks of this node arrive at the collectives of their groups.
 
 All ranks of a node have one CLOCK_MONOTONIC, so that the moments at which they
 issued the same collective can be compared. Only groups with two members or more

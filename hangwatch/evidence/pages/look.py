@@ -1,4 +1,4 @@
-"""The cheap look at all ranks, many times a minute, for those that wait, and since when.
+"""The cheap look at all ranks, many times a minute: the ranks that wait, and since when.
 
 Pages are read without their events; the events too are read only of a rank that has issued
 nothing for a moment, or that may wait, less often the longer that lasts.

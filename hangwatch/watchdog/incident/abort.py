@@ -129,7 +129,7 @@ class Abort:
     def _holds(
         self, seen: Mapping[int, RankStatus], due: set[int], now_ns: int, patience_ns: int
     ) -> bool:
-        """Return True if others come due in a moment: a launcher ends those that are left."""
+        """Return True if others come due in a moment: a launcher ends the ranks that are left."""
         late = any(
             rank not in due
             and (at.waits or rank in self.culprits)
@@ -214,7 +214,7 @@ class Aborting:
             self._ending = asyncio.ensure_future(self._end(abort, ranks))
 
     async def settle(self, timeout_s: float) -> None:
-        """Let the ending of ranks that has begun come to its end."""
+        """Wait for an ending of ranks that has begun."""
         if self._ending is not None:
             await asyncio.wait({self._ending}, timeout=timeout_s)
 

@@ -137,7 +137,7 @@ class Judge:
         await self.reporter.verdict(evidence, same_incident=False)
 
     async def settle(self, timeout_s: float) -> None:
-        """Let an announcement that is under way come to its end."""
+        """Wait for an announcement that is under way."""
         if self._announcing is not None and not self._announcing.done():
             await asyncio.wait({self._announcing}, timeout=timeout_s)
 
@@ -208,7 +208,7 @@ class Judge:
         if not collected.ranks or self.gatherer.incarnation == self.aborting.incarnation:
             return
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
-            return  # they were ended since nodes joined or left, or came to their end
+            return  # they were ended since nodes joined or left, or ended by themselves
         job = self._job(collected, gathered, missing)
         job = replace(job, ended=True, exit_code=exit_code)
         judged = Judged(await self._diagnosed(job, thresholds), job, collected)

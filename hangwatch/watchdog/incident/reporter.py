@@ -64,7 +64,7 @@ class _Files:
     """The stored report of one incident."""
 
     path: Path | None = None
-    """Its directory, once a write has come to its end."""
+    """Its directory, once a write has ended."""
 
 
 @dataclass(slots=True)

@@ -150,7 +150,7 @@ class Exchange:
         except StoreLostError as error:
             self._lost(error)
             return Gathered(owner=True, round=0, unseen=(f"other nodes were not asked: {error}",))
-        note = "other nodes were not asked: those that took the incident have not concluded"
+        note = "other nodes were not asked: the watchdogs that took the incident have not concluded"
         return Gathered(owner=True, round=0, unseen=(note,))
 
     async def publish(self, number: int, published: Published) -> None:

@@ -176,7 +176,7 @@ _BASE_BYTES, _RANK_BYTES = 64 << 10, 256 << 10
 
 
 _LATE_RANKS = 256
-"""So many may come to a node after it has joined."""
+"""So many may start on a node after it has joined."""
 
 
 Blobs = dict[str, bytes]

@@ -58,7 +58,7 @@ from hangwatch.watchdog.peers.store import Store, StoreLostError
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
 _REJOINED = 4
-"""So many times over the nodes of a job are looked for among those that have joined."""
+"""So many times over the nodes of a job are looked for among all entries."""
 _KEPT = 4
 """Rounds whose answers and verdicts are kept in the store."""
 
@@ -95,7 +95,7 @@ async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
 
 
 async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
-    """Return the nodes that have joined, except those that another one has replaced.
+    """Return the nodes that have joined, except nodes that another one has replaced.
 
     Anyone may have set the counter: it says where to look, and not for how long.
     """
