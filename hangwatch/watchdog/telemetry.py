@@ -29,10 +29,9 @@ from hangwatch.evidence.pages.arrivals import (
     loop_period_s,
 )
 from hangwatch.evidence.pages.look import Look, moved_ns
-from hangwatch.metrics.families import NodeCollector
+from hangwatch.metrics.families import NodeCollector, NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import Targets, listen
-from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.model.page import RankPage
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
