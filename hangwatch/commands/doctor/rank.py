@@ -27,8 +27,16 @@ import torch.distributed as dist
 
 from hangwatch import __version__
 from hangwatch.commands import timing
-from hangwatch.commands.doctor import roll_call
-from hangwatch.commands.doctor.outcome import Outcome, Stage, init_s, longest_s
+from hangwatch.commands.doctor.outcome import (
+    Outcome,
+    Roll,
+    Stage,
+    await_keys,
+    call_roll,
+    init_s,
+    longest_s,
+    try_connections,
+)
 from hangwatch.preflight import network
 from hangwatch.preflight.job import number
 
@@ -126,7 +134,7 @@ class _Trial:
         self._at(Stage.STORE)
         store = self._store()
         self._at(Stage.ROLL_CALL)
-        roll = roll_call.call(store, rank, own, size, self.patience_s)
+        roll = call_roll(store, rank, own, size, self.patience_s)
         leaders = roll.leaders()
         self.outcome.ranks = [{"rank": n, **known} for n, known in sorted(roll.ranks.items())]
         self.outcome.missing = roll.missing
@@ -177,18 +185,18 @@ class _Trial:
         )
         return dist.PrefixStore(f"doctor/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
-    def _connect(self, store: Any, roll: roll_call.Roll) -> None:
+    def _connect(self, store: Any, roll: Roll) -> None:
         """Let the first rank of each node try its connections; the others wait for the results."""
         if len(roll.leaders()) == 1:
             return
         rank = self.outcome.rank
         if rank in roll.leaders():
-            self.outcome.broken = roll_call.try_connections(
+            self.outcome.broken = try_connections(
                 store, rank, roll, self._address(), timing.TRIAL_STEP_S
             )
             if rank == 0:
                 store.set("broken", json.dumps(self.outcome.broken))
-        roll_call.await_keys(store, ["broken"], 2 * timing.TRIAL_STEP_S)
+        await_keys(store, ["broken"], 2 * timing.TRIAL_STEP_S)
         broken = json.loads(store.get("broken"))
         if broken:
             raise RuntimeError(f"{len(broken)} connections between nodes failed")
