@@ -59,7 +59,8 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     style = Style.of(sys.stdout, environ)
     try:
-        if given.list or (path.is_dir() and latest(path) is None and _is_report_directory(path)):
+        is_run = not path.is_dir() or latest(path) is not None or _is_run(path)
+        if given.list or (not is_run and any(map(_is_run, _directories(path)))):
             print_lines(_list_lines(path, style))
             return 0
         where, content = load(path)
@@ -100,10 +101,6 @@ class NodeEnd:
 
     exit_code: int
     duration_s: float
-
-
-def _is_report_directory(path: Path) -> bool:
-    return not _is_run(path) and any(map(_is_run, _directories(path)))
 
 
 def _directories(path: Path) -> list[Path]:

@@ -83,7 +83,7 @@ class PySpy:
             except EvidenceError as error:
                 failure = error
                 continue
-            best = max(best, threads, key=_depth)
+            best = max(best, threads, key=lambda found: sum(len(one.frames) for one in found))
             if is_whole(threads, pid):
                 break
         if not best and failure is not None:
@@ -191,7 +191,3 @@ def _thread(thread: Mapping[str, Any], pid: int) -> ThreadStack:
     return ThreadStack(
         str(name), tid, bool(thread["active"]), bool(thread["owns_gil"]), tuple(frames)
     )
-
-
-def _depth(threads: tuple[ThreadStack, ...]) -> int:
-    return sum(len(thread.frames) for thread in threads)

@@ -12,6 +12,10 @@ from hangwatch.text import call_name, code_location, fold_ranks, ranges, ranks_t
 
 LEAST_S = 0.05
 """A shorter time counts as unknown: stored dumps may not say when they were taken."""
+SHOWN_RANGES = 5
+BRIEF = 28
+LABEL = 60
+"""Characters of a label."""
 
 
 def group_label(key: GroupKey) -> str:
@@ -79,16 +83,6 @@ def chain(rank: int, towards: Mapping[int, int]) -> list[int]:
         way[following] = None
         rank = following
     return list(way)
-
-
-SHOWN_RANGES = 5
-
-
-BRIEF = 28
-
-
-LABEL = 60
-"""Characters of a label."""
 
 
 @dataclass(frozen=True, slots=True)

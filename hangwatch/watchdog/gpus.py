@@ -92,14 +92,11 @@ class GpuWatch:
         due = due and rank in look.waiting and not process.on_device
         if due and Path(f"{self.device}ctl").exists():
             process.checked_ns = look.now_ns
-            process.on_device = self._has_device(identity.pid)
+            files = open_files(identity.pid, self.proc)
+            process.on_device = any(path.startswith(self.device) for path in files)
         return LocalRank(
             rank, identity.pid, identity.local_rank, process.visible, process.on_device
         )
-
-    def _has_device(self, pid: int) -> bool:
-        """Return True if a process is known to have opened a device of NVIDIA's."""
-        return any(path.startswith(self.device) for path in open_files(pid, self.proc))
 
     def _report(self, ranks: Iterable[LocalRank], now_ns: int) -> None:
         node = self.gpus.node()

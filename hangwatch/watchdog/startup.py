@@ -30,6 +30,18 @@ _WHY = (
     "Python does not load hangwatch with -I, -E or -S, nor where PYTHONPATH is reset; call "
     "hangwatch.agent.arm() at the top of the training script instead"
 )
+_STARTED = frozenset({Phase.RUNNING, Phase.FINALIZING, Phase.EXITED})
+_NAMES = frozenset(
+    {
+        "GLOO_SOCKET_IFNAME",
+        "GROUP_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -76,20 +88,6 @@ class Absence:
 
     def _ranks(self) -> str:
         return f"{self._most} rank{'s were' if self._most != 1 else ' was'} started"
-
-
-_STARTED = frozenset({Phase.RUNNING, Phase.FINALIZING, Phase.EXITED})
-_NAMES = frozenset(
-    {
-        "GLOO_SOCKET_IFNAME",
-        "GROUP_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "WORLD_SIZE",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
 
+RINGS_SHARE = 0.003
+"""Share of the time that is spent on reading rings, at most."""
+
 
 class Telemetry:
     """The metrics of one watchdog."""
@@ -195,10 +198,6 @@ class Telemetry:
         if self._loop is not None:
             report = partial(self._news.fault, "metrics-scrape", text, error)
             self._loop.call_soon_threadsafe(report)
-
-
-RINGS_SHARE = 0.003
-"""Share of the time that is spent on reading rings, at most."""
 
 
 class Furthest:

@@ -22,6 +22,8 @@ from hangwatch.commands import timing
 from hangwatch.preflight.rendezvous import Answer, connect
 
 PATTERN = "outcome-*.json"
+ALL_PAIRS = 16
+"""Up to so many nodes all try each other; of more, each tries its neighbours and the first."""
 
 
 def init_s(patience_s: float) -> float:
@@ -82,10 +84,6 @@ def read(directory: Path) -> list[Outcome]:
     contents = [json.loads(path.read_bytes()) for path in directory.glob(PATTERN)]
     outcomes = [Outcome(**{**content, "stage": Stage(content["stage"])}) for content in contents]
     return sorted(outcomes, key=lambda outcome: outcome.rank)
-
-
-ALL_PAIRS = 16
-"""Up to so many nodes all try each other; of more, each tries its neighbours and the first."""
 
 
 @dataclass(frozen=True, slots=True)

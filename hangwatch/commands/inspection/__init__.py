@@ -55,6 +55,8 @@ MAX_PIDS = 8
 MAX_NAME = 100
 FOLDED_FROM = 4
 """Folded are so many library frames in a row."""
+MAX_CHILDREN = 32
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -183,12 +185,6 @@ def _short(file: str) -> str:
         with suppress(ValueError):
             return file[file.rindex(root) + len(root) :]
     return file
-
-
-MAX_CHILDREN = 32
-
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)

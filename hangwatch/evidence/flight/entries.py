@@ -35,6 +35,8 @@ from hangwatch.model.kinds import OpState
 from hangwatch.model.operations import ON_HOST, RECORD_THEMSELVES
 from hangwatch.model.snapshot import OpRecord
 
+_NO_STATUS = (-1, -1, -1)
+
 
 @dataclass(frozen=True, slots=True)
 class FlightEntry:
@@ -123,9 +125,6 @@ def is_hooked(backend: str) -> bool:
 def runs_on_device(backend: str) -> bool:
     """True if a device runs a backend's calls; an unknown backend is taken to use one."""
     return backend != "" and backend not in ON_HOST
-
-
-_NO_STATUS = (-1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +74,7 @@ class Gpu:
     """One GPU. Its threads are daemons: one that is stuck in NVML is left behind.
 
     active: set while there are ranks; else nothing is read.
-    earlier(uuid): the errors of that GPU that an earlier watchdog of the run knew of.
+    earlier: by UUID, the errors that an earlier watchdog of the run knew of; it takes its own.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Gpu:
         nvml: Nvml,
         index: int,
         active: threading.Event,
-        earlier: Callable[[str], Errors],
+        earlier: dict[str, Errors],
         pace: Pace,
     ) -> None:
         self._nvml = nvml
@@ -152,7 +151,7 @@ class Gpu:
         name = ask("name", lambda: str(lib.nvmlDeviceGetName(handle)))
         self._bare = replace(self._bare, uuid=uuid or self._bare.uuid, name=name or "")
         self._units = (Unit(self._bare, {}),)
-        self.errors = self._earlier(self._bare.uuid)
+        self.errors = self._earlier.pop(self._bare.uuid, Errors())
         self._register_for_events(handle)
         return handle
 

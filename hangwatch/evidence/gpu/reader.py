@@ -241,12 +241,9 @@ class Gpus:
         if not count:
             self._off = "the NVIDIA driver has no GPU here"
         self._gpus = tuple(
-            Gpu(nvml, index, self._active, self._errors, self._pace)
+            Gpu(nvml, index, self._active, self._earlier, self._pace)
             for index in range(min(count, MAX_GPUS))
         )
-
-    def _errors(self, uuid: str) -> Errors:
-        return self._earlier.pop(uuid, Errors())
 
     def _units(self) -> list[Unit]:
         return [unit for gpu in self._gpus for unit in gpu.units()]

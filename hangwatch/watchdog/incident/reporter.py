@@ -39,6 +39,10 @@ from hangwatch.watchdog.peers.messages import Published
 HOOK_CULPRITS = 1000
 """Culprits that a hook is given at most: an environment has bounds (execve(2))."""
 _OUTPUT_BYTES = 4096
+MAX_ERRORS = 32
+"""Lines of the timeline about errors of GPUs."""
+_IN_FLIGHT = re.compile(rb'"(?:comm_lib|nccl)_version": ?"(\d[\w.+-]{0,30})"')
+"""NCCL's version in a Flight Recorder, from PyTorch 2.8 on and before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,14 +274,6 @@ def _last_line(output: IO[bytes]) -> str:
     except OSError:
         return "its output is lost"
     return lines[-1] if lines else "no output"
-
-
-MAX_ERRORS = 32
-"""Lines of the timeline about errors of GPUs."""
-
-
-_IN_FLIGHT = re.compile(rb'"(?:comm_lib|nccl)_version": ?"(\d[\w.+-]{0,30})"')
-"""NCCL's version in a Flight Recorder, from PyTorch 2.8 on and before."""
 
 
 @dataclass(frozen=True, slots=True)

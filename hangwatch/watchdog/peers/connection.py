@@ -27,6 +27,14 @@ from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Gathered, Local, Node, Published
 from hangwatch.watchdog.peers.rounds import node_text
 
+PORT = 9
+"""discard (RFC 863), which no service of our time listens on."""
+AT_ONCE = 500
+"""Below the usual limit of open files."""
+CONTROLS = 3
+"""Nodes that did answer, to see whether this network passes such refusals on."""
+_NAMED = 8
+
 
 @dataclass(slots=True)
 class Peers:
@@ -232,21 +240,6 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
             for group in rank.groups
         ),
     )
-
-
-PORT = 9
-"""discard (RFC 863), which no service of our time listens on."""
-
-
-AT_ONCE = 500
-"""Below the usual limit of open files."""
-
-
-CONTROLS = 3
-"""Nodes that did answer, to see whether this network passes such refusals on."""
-
-
-_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)

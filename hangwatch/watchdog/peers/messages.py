@@ -29,9 +29,27 @@ MAX_HEADLINE = 4000
 """Characters of a text of another node's verdict that the terminal shows."""
 MAX_SHOWN = 256
 """Culprits and candidates that are published by number."""
+MAX_PLAIN_BYTES = 8 << 20
+"""Of a message when it is unpacked."""
+MAX_BLOB_BYTES = 256 << 10
+MAX_BLOB_VALUES = 20_000
+MAX_GROUPED = 1 << 20
+"""Ranks in all groups of all answers together."""
+MAX_SOURCES = 64
+_JOB_BYTES = 48 << 20
+_LEAST_BYTES = 32 << 10
+_JOB_OPS = {False: 50_000, True: 100_000}
+"""Calls of all ranks together, in an incident that is not full and in one that is."""
+_KEPT_OPS = (64, 32, 16, 8, 4, 0)
+_LEAST_OPS = 4
+_BASE_VALUES, _RANK_VALUES, _MOST_VALUES = 8_000, 16_000, 500_000
+_BASE_BYTES, _RANK_BYTES = 64 << 10, 256 << 10
+_LATE_RANKS = 256
+"""So many may start on a node after it has joined."""
 
 Runs = tuple[tuple[int, int, int], ...]
 """(first, how many, step) of ranks that lie equally far apart."""
+Blobs = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,52 +152,6 @@ def slim(published: Published) -> Published:
         for verdict in published.verdicts
     )
     return replace(published, verdicts=verdicts)
-
-
-MAX_PLAIN_BYTES = 8 << 20
-"""Of a message when it is unpacked."""
-
-
-MAX_BLOB_BYTES = 256 << 10
-
-
-MAX_BLOB_VALUES = 20_000
-
-
-MAX_GROUPED = 1 << 20
-"""Ranks in all groups of all answers together."""
-
-
-MAX_SOURCES = 64
-
-
-_JOB_BYTES = 48 << 20
-
-
-_LEAST_BYTES = 32 << 10
-
-
-_JOB_OPS = {False: 50_000, True: 100_000}
-"""Calls of all ranks together, in an incident that is not full and in one that is."""
-
-
-_KEPT_OPS = (64, 32, 16, 8, 4, 0)
-
-
-_LEAST_OPS = 4
-
-
-_BASE_VALUES, _RANK_VALUES, _MOST_VALUES = 8_000, 16_000, 500_000
-
-
-_BASE_BYTES, _RANK_BYTES = 64 << 10, 256 << 10
-
-
-_LATE_RANKS = 256
-"""So many may start on a node after it has joined."""
-
-
-Blobs = dict[str, bytes]
 
 
 Groups = dict[Group, GroupKey]
