@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
+pytest_plugins = ["said_news"]
+
 IDLE = "print(1, flush=True); input()"
 DEAF = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -63,16 +65,6 @@ time.sleep(600)
 """
 """One whose handler first takes itself away."""
 Process = tuple[int, int]
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    return tmp_path / "stderr"
-
-
-@pytest.fixture
-def news(said: Path) -> News:
-    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
 
 
 @contextmanager

@@ -22,17 +22,9 @@ from hangwatch.watchdog.startup import Absence
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytest_plugins = ["said_news"]
+
 HOOK_VARIABLES = ("REPORT", "HEADLINE", "STATE", "KIND", "CULPRITS", "RUN_ID")
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    return tmp_path / "stderr"
-
-
-@pytest.fixture
-def news(said: Path) -> News:
-    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
 
 
 def hook(command: str, news: News, report: Path | None = None, timeout_s: float = BOUND_S) -> None:

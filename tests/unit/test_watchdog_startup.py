@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_hello import hello
 from made_pages import page, write
+from watched import Watched
 
-from hangwatch.console import News
-from hangwatch.evidence.pages.finder import Pages
-from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import ExceptionRecord, RankPage
 from hangwatch.preflight.finding import Grade
@@ -30,36 +28,23 @@ HOSTNAME = socket.gethostname()
 NODES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
 
 
-class Bench:
+class Bench(Watched):
     """A watch over ranks that are made up."""
 
     def __init__(self, where: Path) -> None:
-        self._err = where / "err"
-        self._fd = os.open(self._err, os.O_WRONLY | os.O_CREAT)
-        news = News(self._fd)
-        self.run_dir = where / "run"
-        self.run_dir.mkdir()
+        super().__init__(where)
         started = hello(self.run_dir, command=("python", "train.py"), command_pid=os.getpid())
-        self.preflight = Preflight(started, news)
-        self._added_ns = 0
-        self._looker = Looker(Pages(self.run_dir, news), lambda *_: True, self._now_ns)
-
-    def _now_ns(self) -> int:
-        return time.monotonic_ns() + self._added_ns
+        self.preflight = Preflight(started, self.news)
 
     def look(self, after_s: float = 0.0) -> str:
         """A look a while later, with its answers; all that was said so far."""
-        self._added_ns += int(after_s * 1e9)
 
         async def look() -> None:
-            self.preflight.look(self._looker.look())
+            self.preflight.look(self.seen(after_s))
             await self.preflight.conclude()
 
         asyncio.run(look())
-        return self._err.read_text()
-
-    def close(self) -> None:
-        os.close(self._fd)
+        return self.said
 
 
 @pytest.fixture

@@ -50,15 +50,6 @@ _SAMPLE_NS = 10**8
 _SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedAbort:
-    """The part of an Abort that outlives its watchdog: the positions have to be seen again."""
-
-    culprits: tuple[int, ...]
-    not_before_ns: int
-    ended_any: bool
-
-
 @dataclass(slots=True)
 class Abort:
     """Decides which ranks of this node to end for a hang, and when. Pure.
@@ -147,10 +138,13 @@ def _waits_long(at: RankStatus, now_ns: int, patience_ns: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SavedAborting:
-    """The part of an Aborting that outlives its watchdog."""
+    """The part of an Aborting that outlives its watchdog: positions have to be seen again."""
 
     incarnation: int
-    abort: SavedAbort | None
+    culprits: tuple[int, ...] | None
+    """None if no ranks are to be ended."""
+    not_before_ns: int = 0
+    ended_any: bool = False
 
 
 @dataclass(slots=True)
@@ -225,16 +219,17 @@ class Aborting:
 
     def export(self) -> SavedAborting:
         """Return the state for restore()."""
-        abort = None
-        if (at := self._abort) is not None:
-            abort = SavedAbort(tuple(sorted(at.culprits)), at.not_before_ns, at.ended_any)
-        return SavedAborting(self.incarnation, abort)
+        if (at := self._abort) is None:
+            return SavedAborting(self.incarnation, None)
+        culprits = tuple(sorted(at.culprits))
+        return SavedAborting(self.incarnation, culprits, at.not_before_ns, at.ended_any)
 
     def restore(self, saved: SavedAborting) -> None:
         """Continue with the abort of an earlier watchdog."""
         self.incarnation, self._abort = saved.incarnation, None
-        if (at := saved.abort) is not None:
-            self._abort = Abort(frozenset(at.culprits), at.not_before_ns, ended_any=at.ended_any)
+        if saved.culprits is not None:
+            culprits = frozenset(saved.culprits)
+            self._abort = Abort(culprits, saved.not_before_ns, ended_any=saved.ended_any)
 
     async def _end(self, abort: Abort, ranks: Mapping[int, tuple[int, int]]) -> None:
         before, flagged = self.incarnation, (self.hello.run_dir / ABORTED).exists()
