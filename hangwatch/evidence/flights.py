@@ -51,18 +51,19 @@ async def recorder_of(
     return left_behind(page, process.gone_age_s or 0.0)
 
 
-async def ask(page: Path, timeout_s: float = timing.FLIGHT_ANSWER_S) -> bytes:
+async def ask(page: Path) -> bytes:
     """Return the recorder of the rank with this page. Raises EvidenceError."""
     request = page.with_name(page.name + ".req")
     answer = page.with_name(page.name + ".flight")
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timing.FLIGHT_ANSWER_S
     try:
         before = _identity(answer)  # of an earlier request
         request.touch(mode=0o600)
         ring(page)
         while _identity(answer) in (None, before):
             if time.monotonic() > deadline:
-                raise EvidenceError(f"its sampler did not answer within {timeout_s:g} s")
+                within = f"within {timing.FLIGHT_ANSWER_S:g} s"
+                raise EvidenceError(f"its sampler did not answer {within}")
             await asyncio.sleep(timing.FLIGHT_POLL_S)
         return _read(answer)[0]
     except OSError as error:

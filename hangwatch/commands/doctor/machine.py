@@ -220,14 +220,12 @@ def _meeting_point(job: Job, present: Sequence[Interface], hostname: str) -> Fin
     return ok(rendezvous.CHECK, "no MASTER_ADDR and MASTER_PORT: the launcher sets them")
 
 
-def in_time(
-    name: str, within_s: float = timing.DOCTOR_RESOLVE_S, resolver: Resolve = network.resolve
-) -> Sequence[str]:
+def in_time(name: str, resolver: Resolve = network.resolve) -> Sequence[str]:
     """Return the addresses of a name, without waiting for a dead name server. Raises OSError."""
     try:
-        return asyncio.run(in_thread(partial(resolver, name), within_s))
+        return asyncio.run(in_thread(partial(resolver, name), timing.DOCTOR_RESOLVE_S))
     except TimeoutError:
-        raise TimeoutError(f"no answer within {within_s:g} s") from None
+        raise TimeoutError(f"no answer within {timing.DOCTOR_RESOLVE_S:g} s") from None
 
 
 def gpus_seen(directory: str = "/dev") -> int:

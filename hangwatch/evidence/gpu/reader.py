@@ -268,11 +268,11 @@ def _with_ranks(state: GpuState, at: int, used: Mapping[int, Use]) -> GpuState:
     )
 
 
-def examine_gpus(answer_s: float = timing.NVML_ANSWER_S) -> str:
+def examine_gpus() -> str:
     """Return the driver and its GPUs, in one line. Raises EvidenceError with what is wrong."""
     gpus = Gpus()
     gpus.watch((), active=True)
-    deadline = time.monotonic() + answer_s
+    deadline = time.monotonic() + timing.NVML_ANSWER_S
     while time.monotonic() < deadline and not (gpus.trouble or gpus.all_answered):
         time.sleep(timing.NVML_POLL_S)
     if gpus.trouble == NO_DRIVER:
@@ -281,7 +281,7 @@ def examine_gpus(answer_s: float = timing.NVML_ANSWER_S) -> str:
         raise EvidenceError(gpus.trouble)
     what, odd = _models(gpus), list(_oddities(gpus))
     if not gpus.all_answered:
-        odd.append(f"NVML has not answered within {answer_s:g} s")
+        odd.append(f"NVML has not answered within {timing.NVML_ANSWER_S:g} s")
     if odd:
         raise EvidenceError("; ".join((what, *odd)))
     return what

@@ -184,7 +184,7 @@ class Gatherer:
             ranks = []
         return tuple(note_of(finding) for finding in (*self.on_gpus(), *find_costs(ranks)))
 
-    async def collect(self, level: Level, budget_s: float = timing.EVIDENCE_S) -> Collected:
+    async def collect(self, level: Level, budget_s: float | None = None) -> Collected:
         """Gather the evidence of the ranks of this node; what takes too long is missing."""
         seen = self.pages.look()
         launched = self._launched_without_page(seen)
@@ -210,7 +210,7 @@ class Gatherer:
                 jobs += self._stack_jobs(evidence, tree, self._page(seen[rank], evidence))
             for evidence in pageless:
                 jobs += self._stack_jobs(evidence, tree, None)
-        await self._run(jobs, budget_s)
+        await self._run(jobs, timing.EVIDENCE_S if budget_s is None else budget_s)
         if full:
             self._processors([*gathered.values(), *pageless], tree)
         # The pages last: they are then no older than the stack of their rank.

@@ -219,11 +219,7 @@ def hook_variables(evidence: Evidence, report: Path | None) -> dict[str, str]:
 
 
 async def run_hook(
-    command: str,
-    report: Path | None,
-    variables: Mapping[str, str],
-    news: News,
-    timeout_s: float = timing.HOOK_S,
+    command: str, report: Path | None, variables: Mapping[str, str], news: News
 ) -> None:
     """Run the user's command with the report's directory as its argument.
 
@@ -247,12 +243,13 @@ async def run_hook(
             return
         reach(Point.HOOK_STARTED)
         try:
-            await asyncio.wait_for(process.wait(), timeout_s)
+            await asyncio.wait_for(process.wait(), timing.HOOK_S)
         except TimeoutError:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-            news.lose("hook", f"--hook {command}: not done after {timeout_s:g} s, it was killed")
+            late = f"not done after {timing.HOOK_S:g} s, it was killed"
+            news.lose("hook", f"--hook {command}: {late}")
             return
         if process.returncode:
             code, last = process.returncode, _last_line(output)
