@@ -22,6 +22,8 @@ FLIGHT_POLL_S = 0.02
 SAMPLER_SILENT_S = 3.0
 """A sampler without a beat for so long does not answer. Where the heart still beats, the rank
 answers without the GIL (native/dump.hpp)."""
+CLOCKS_SET_S = 30.0
+"""Clocks of a recorder and a page that differ by more were set in the meantime."""
 FLIGHT_FRESH_S = 10.0
 """A recorder that was read longer than this before a rank's end shows another moment."""
 
@@ -54,6 +56,8 @@ NVML_READ_S = 5.0
 """Between two readings of a GPU."""
 NVML_SILENT_S = 15.0
 """NVML is silent after this: an answer takes milliseconds; seconds while a driver starts a GPU."""
+NVML_EVENTS_S = 5.0
+"""One wait for events, which returns at once when one comes."""
 NVML_ANSWER_S = 10.0
 """The first answers of all GPUs, for ``hangwatch doctor``."""
 NVML_POLL_S = 0.02

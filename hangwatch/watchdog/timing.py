@@ -69,6 +69,15 @@ XID_AGE_MOST_S = 30 * 86400.0
 
 # --- Ending ranks (incident/abort.py) ---
 
+PROVED_S = 30.0
+"""No rank is ended for a wait younger than this, unless a hang takes less (``--hang-after``)."""
+TOGETHER_S = 1.0
+"""Ranks that come due so soon are waited for, to be ended together with the others."""
+ALONE_S = 5.0
+"""Delay of the culprit's end on a node on which no rank waits: the end of the ranks that wait on
+other nodes may be enough, and there it is what ends the job."""
+SAMPLE_AGE_S = 0.1
+"""Values may be as old as this when a sampler writes them."""
 SAMPLER_BEAT_S = 1.5
 """A sampler that has not written for so long cannot, and then its rank does not go on either."""
 TERM_S = 2.0

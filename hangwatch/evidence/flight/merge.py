@@ -19,14 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
 
+from hangwatch.evidence import timing
 from hangwatch.evidence.flight.entries import Call, FlightDump, FlightEntry, calls, runs_on_device
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent, PageGroup, RankPage
 from hangwatch.model.snapshot import OpRecord
-
-SET_NS = 30 * 10**9
-"""Clocks that differ by more than that were set in the meantime."""
 
 
 def rank_ops(
@@ -295,7 +293,7 @@ def _clock_offset_ns(
     changed = max((group.changed_ns for group in page.groups), default=0)
     sampled = max(created_ns) - changed
     # The sampler sees it up to half a second later. More is a clock that was set since.
-    if of_node_ns is not None and abs(of_node_ns - sampled) < SET_NS:
+    if of_node_ns is not None and abs(of_node_ns - sampled) < timing.CLOCKS_SET_S * 1e9:
         return of_node_ns
     return sampled
 

@@ -12,8 +12,6 @@ from hangwatch.evidence.gpu.nvml import Asker, Nvml, Unit, UnusableError, read
 from hangwatch.model.gpu import GpuState, Xid
 from hangwatch.model.kinds import GpuHealth
 
-EVENTS_MS = 5000
-"""Duration of one wait for events. It returns at once when one comes."""
 MAX_XIDS = 64
 _WHOLE = 0xFFFFFFFF
 """GPU instance of an event that is about the whole GPU."""
@@ -179,13 +177,13 @@ class Gpu:
         lib = self._nvml.lib
         while True:
             try:
-                event = lib.nvmlEventSetWait(events, EVENTS_MS)
+                event = lib.nvmlEventSetWait(events, int(timing.NVML_EVENTS_S * 1000))
             except lib.NVMLError as error:
                 if self._nvml.lacks(error):
                     self.no_events = str(error)
                     return
                 if error.value != lib.NVML_ERROR_TIMEOUT:
-                    time.sleep(EVENTS_MS / 1000)  # the next one may return at once, too
+                    time.sleep(timing.NVML_EVENTS_S)  # the next one may return at once, too
                 continue
             if event.eventType == lib.nvmlEventTypeXidCriticalError:
                 self.errors.note_xid(int(event.eventData), int(event.gpuInstanceId), time.time())

@@ -5,7 +5,7 @@ written who reaches that port, and the job may have recovered while its report w
 rank is ended only as long as its own page shows that it has not gone on, by any means that is
 counted, for as long as a hang takes (``--hang-after``): it waits in one call, or it is named as
 the culprit, and others wait. If this node can prove the hang by its own pages alone, it need not
-have lasted that long; the waits that prove it have to last for PROVED_NS: a proof is a
+have lasted that long; the waits that prove it have to last for PROVED_S: a proof is a
 conclusion, too, and has been wrong about calls that backends let through.
 
 The position of each rank is remembered, and has to be the same when it is looked at again. If
@@ -35,17 +35,6 @@ from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Gatherer
-
-PROVED_NS = 30 * 10**9
-"""No rank is ended for a wait younger than this, unless a hang takes less (``--hang-after``)."""
-SOON_NS = 10**9
-"""Ranks that come due so soon are waited for, to be ended together with the others."""
-ALONE_NS = 5 * 10**9
-"""Delay of the culprit's end on a node on which no rank waits: the end of the ranks that wait on
-other nodes may be enough, and there it is what ends the job."""
-
-_SAMPLE_NS = 10**8
-"""Values may be as old as this when a sampler writes them."""
 
 _SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
 
@@ -98,10 +87,10 @@ class Abort:
             self._alone_since_ns = 0
         elif idle:
             self._alone_since_ns = self._alone_since_ns or now_ns
-            if now_ns - self._alone_since_ns < ALONE_NS:
+            if now_ns - self._alone_since_ns < timing.ALONE_S * 1e9:
                 idle = set()
         self._remembered = {**{rank: seen[rank] for rank in waiting | idle}, **before}
-        least_ns = min(patience_ns, PROVED_NS)
+        least_ns = min(patience_ns, int(timing.PROVED_S * 1e9))
         proved = {
             rank for rank in self.proving & seen.keys() if _waits_long(seen[rank], now_ns, least_ns)
         }
@@ -124,11 +113,11 @@ class Abort:
         late = any(
             rank not in due
             and (at.waits or rank in self.culprits)
-            and now_ns - at.moved_ns >= patience_ns - SOON_NS
+            and now_ns - at.moved_ns >= patience_ns - timing.TOGETHER_S * 1e9
             for rank, at in seen.items()
         )
         self._held_since_ns = self._held_since_ns or now_ns
-        return late and now_ns - self._held_since_ns < SOON_NS
+        return late and now_ns - self._held_since_ns < timing.TOGETHER_S * 1e9
 
 
 def _waits_long(at: RankStatus, now_ns: int, patience_ns: int) -> bool:
@@ -269,7 +258,8 @@ class Aborting:
                 return frozenset()  # that hang is over
             seen = self.gatherer.standings()
             still = abort.unmoved(ranks, seen)
-            late = any(0 < seen[rank].beat_ns < asked_ns + _SAMPLE_NS for rank in still)
+            written_ns = asked_ns + timing.SAMPLE_AGE_S * 1e9
+            late = any(0 < seen[rank].beat_ns < written_ns for rank in still)
             if not late or self.now_ns() - asked_ns > timing.SAMPLER_BEAT_S * 1e9:
                 return still
             await asyncio.sleep(timing.POLL_S)
