@@ -126,8 +126,8 @@ def _path(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 OWN_COMMANDS: dict[str, Subcommand] = {
-    "top": _late("hangwatch.commands.top.command", "top"),
-    "inspect": _late("hangwatch.commands.inspection.command", "inspect"),
+    "top": _late("hangwatch.commands.top", "top"),
+    "inspect": _late("hangwatch.commands.inspection", "inspect"),
     "report": _late("hangwatch.commands.report", "report"),
     "analyze": _late("hangwatch.commands.analyze", "analyze"),
     "doctor": _late("hangwatch.commands.doctor.command", "doctor"),

@@ -109,14 +109,6 @@ def code_location(file: str, line: int, parts: int = 2) -> str:
     return f"{short}:{line}" if line else short
 
 
-def seconds(value: float) -> str:
-    """A duration in the unit that suits it: ``1.4 ms``, ``9.3 s``, ``12 min``, ``3.2 h``."""
-    for most, unit, divisor in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (100.0, "s", 1.0)):
-        if abs(value) < most:
-            return f"{value / divisor:.3g} {unit}"
-    return f"{value / 60:.3g} min" if value < 6_000 else f"{value / 3_600:.3g} h"  # noqa: PLR2004
-
-
 def signal_name(number: int) -> str:
     """``SIGKILL``; ``signal 99`` for a number without a name."""
     try:
@@ -144,7 +136,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Short, and as exact as needed: ``0.3 s``, ``42 s``, ``5 min``, ``3 h 20 min``."""
+    """Short, and as exact as needed: ``1.4 ms``, ``0.3 s``, ``42 s``, ``5 min``, ``3 h 20 min``."""
+    if 0 < seconds < 0.1:  # noqa: PLR2004 (tenths of a second would hide it)
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"  # noqa: PLR2004
     if seconds < 10:  # noqa: PLR2004 (tenths matter below it)
         return f"{max(0.0, seconds):.1f} s"
     if seconds < 180:  # noqa: PLR2004 (up to three minutes people think in seconds)

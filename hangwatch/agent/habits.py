@@ -194,7 +194,7 @@ class Replicas:
 
 
 def site_facts(site: CallSite) -> dict[str, Any]:
-    """Return a line of the user's code as efficiency.habits reads it."""
+    """Return a line of the user's code as hangwatch.efficiency reads it."""
     file, line, function = site
     return {"file": file, "line": line, "function": function}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hangwatch import __version__
-from hangwatch.commands import Arguments, print_lines
+from hangwatch.commands import Arguments, print_lines, timing
 from hangwatch.console import say
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
@@ -50,11 +50,6 @@ MAX_DEPTH = 4
 MAX_ALL_ENTRIES = 2_000_000
 """Recorder entries kept in memory, of all files together."""
 LEAST_ENTRIES = 500
-LONGEST_S = 86400.0
-"""A file written so long after its last call was copied since, and shows no time."""
-SUSPECT_AFTER_S = 1.0
-HANG_AFTER_S = 3.0
-"""Shorter than live: the user has seen it stuck. A call made just before a dump still runs."""
 
 _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)?$")
 _NO_DUMP = {".txt", ".html", ".log", ".md", ".py", ".csv", ".out", ".err"}
@@ -104,7 +99,7 @@ def analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def judge(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
-    """Judge the files at paths; also return those that could not be read, with the reasons.
+    """Judge the files at paths; also return which could not be read, with the reasons.
 
     Raises UsageError if none could.
     """
@@ -117,9 +112,9 @@ def judge(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
             "ends in its rank, such as nccl_trace_rank_3, rank_3.json or trace_3.pkl"
         )
     job, timed = _snapshot(inputs)
-    thresholds = Thresholds(SUSPECT_AFTER_S, HANG_AFTER_S) if timed else Thresholds(0.0, 0.0)
+    limits = (timing.ANALYZE_SUSPECT_S, timing.ANALYZE_HANG_S) if timed else (0.0, 0.0)
     known = {rank.rank for rank in job.ranks}
-    verdicts = _without_the_unknown(diagnose(job, thresholds), known)
+    verdicts = _without_the_unknown(diagnose(job, Thresholds(*limits)), known)
     if verdicts[0].state is State.OK:
         # The files may just not show it: that is no proof.
         verdicts = (replace(verdicts[0], certainty=Certainty.LIKELY),)
@@ -285,7 +280,7 @@ def _taken(dumps: Mapping[int, Dump]) -> dict[int, int]:
     """Return the time of each dump, by its file; nothing if one was copied since."""
     for dump in dumps.values():
         last_ns = newest(dump.content)
-        if last_ns and not 0 <= dump.written_unix_ns - last_ns <= LONGEST_S * 1e9:
+        if last_ns and not 0 <= dump.written_unix_ns - last_ns <= timing.DUMP_COPIED_S * 1e9:
             return {}
     return {rank: dump.written_unix_ns for rank, dump in dumps.items()}
 

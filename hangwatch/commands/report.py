@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +17,10 @@ from hangwatch.commands import MALFORMED, Arguments, print_lines
 from hangwatch.console import fold_command, printable
 from hangwatch.errors import ReportError
 from hangwatch.model.codec import CodecError, decode
-from hangwatch.report.files import LATEST, latest, load, read_run
+from hangwatch.report.files import LATEST, incidents, latest, load, read_run, run_files
 from hangwatch.report.html import render_page
 from hangwatch.report.schema import Report
-from hangwatch.report.terminal import Style, format_verdict
+from hangwatch.report.terminal import Style, colour_of, format_verdict
 from hangwatch.safety import untrusted
 from hangwatch.settings.config import Config
 from hangwatch.text import duration
@@ -30,9 +29,6 @@ DESCRIPTION = """\
 Print the verdict of a stored incident: the newest of a run, or of the newest run of a
 report directory. A report directory without `latest` is listed."""
 OWNER_ONLY = 0o600
-_INCIDENT = re.compile(r"incident-\d{3,18}")
-_RUN = re.compile(r"run(?:-.+)?\.json")
-_COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", "ok": "1;32"}
 _NAME_COLUMNS = 14
 """Of the name of an incident."""
 
@@ -63,7 +59,8 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     style = Style.of(sys.stdout, environ)
     try:
-        if given.list or (path.is_dir() and latest(path) is None and _is_report_directory(path)):
+        is_run = not path.is_dir() or latest(path) is not None or _is_run(path)
+        if given.list or (not is_run and any(map(_is_run, _directories(path)))):
             print_lines(_list_lines(path, style))
             return 0
         where, content = load(path)
@@ -106,10 +103,6 @@ class NodeEnd:
     duration_s: float
 
 
-def _is_report_directory(path: Path) -> bool:
-    return not _is_run(path) and any(map(_is_run, _directories(path)))
-
-
 def _directories(path: Path) -> list[Path]:
     return [
         path / name
@@ -120,8 +113,7 @@ def _directories(path: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     with suppress(OSError):
-        names = untrusted.names(path, follow=True)
-        return any(_RUN.fullmatch(name) or _INCIDENT.fullmatch(name) for name in names)
+        return bool(run_files(path, follow=True) or incidents(path))
     return False
 
 
@@ -140,23 +132,22 @@ def _list_lines(path: Path, style: Style) -> Iterator[str]:
 
 def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
     """Return the start of a run, and its lines in the list: with those of its incidents."""
-    names = sorted(untrusted.names(path, follow=True))
     described: list[dict[str, Any]] = []
-    for name in filter(_RUN.fullmatch, names):
+    for file in run_files(path, follow=True):
         with suppress(OSError, *MALFORMED):
-            described.append(dict(read_run(path / name)))
+            described.append(dict(read_run(file)))
     ends: list[NodeEnd] = []
     for content in described:
         with suppress(CodecError):
             ends.append(decode(NodeEnd, content, lenient=True))
-    incidents: dict[str, Report | str] = {}
-    for name in filter(_INCIDENT.fullmatch, names):
+    reports: dict[str, Report | str] = {}
+    for name in sorted(incidents(path)):
         try:
-            _, incidents[name] = load(path / name)
+            _, reports[name] = load(path / name)
         except (ReportError, OSError) as error:
-            incidents[name] = str(error)
+            reports[name] = str(error)
     # A run that has not ended is described by its incidents alone.
-    for report in incidents.values():
+    for report in reports.values():
         with suppress(*MALFORMED):
             described.append(dict(cast("Report", report)["run"]))
     commands = (run.get("command") for run in described)
@@ -164,11 +155,11 @@ def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
     starts = [at for run in described if (at := _time(run.get("started_at")))]
     began = min(starts, default=None)
     when = f"  {began.astimezone():%Y-%m-%d %H:%M}" if began else ""
-    outcome = _outcome(ends) + ("" if incidents or not ends else ", no incident")
+    outcome = _outcome(ends) + ("" if reports or not ends else ", no incident")
     lines = [f"{style.paint(printable(path.name), '1')}{when}  {outcome}"]
     if command:
         lines.append(f"  {style.paint(fold_command([str(word) for word in command]), '2')}")
-    for name, report in incidents.items():
+    for name, report in reports.items():
         lines += _incident_lines(name, report, began, style)
     return began or datetime.min.replace(tzinfo=UTC), lines
 
@@ -196,7 +187,7 @@ def _incident_lines(
                 after_s = (at - began).total_seconds() if began else -1.0
                 when = f"  {at.astimezone():%H:%M:%S}"
                 when += f", {duration(after_s)} after the start" if after_s >= 0 else ""
-            word = style.paint(printable(state.upper()), _COLOURS.get(state, "1"))
+            word = style.paint(printable(state.upper()), colour_of(state))
             headline = printable(str(verdict["headline"]))
             lines = textwrap.wrap(headline, style.columns - 4, break_on_hyphens=False)
             return [f"{name}{word} ({certainty}){when}", *(f"    {line}" for line in lines)]

@@ -22,9 +22,10 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+from hangwatch.evidence import timing
 from hangwatch.evidence.processes import PROC, process_state, read_stat
 from hangwatch.model.snapshot import ProcessState
 
@@ -115,34 +116,27 @@ def _count(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-ASKED_S = 60.0
-"""A rank that ends so soon after the launcher was asked to end was ended by it: torchrun gives its
-ranks 30 s, and batch systems as long, before they send SIGKILL."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
 @dataclass(slots=True)
-class _Tracked:
-    """A watched process. Times are CLOCK_MONOTONIC in ns."""
+class End:
+    """The end of a process, as the next watchdog has to know it; without ``gone_ns`` it runs."""
 
     pid: int
     start_ticks: int
-    pidfd: int | None
     gone_ns: int = 0
+    """CLOCK_MONOTONIC."""
     status: int | None = None
     """As wait(2) gives it, None while unknown."""
     oom_killed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a process, as the next watchdog has to know it."""
+@dataclass(slots=True)
+class _Tracked(End):
+    """A watched process."""
 
-    pid: int
-    start_ticks: int
-    gone_ns: int
-    status: int | None
-    oom_killed: bool
+    pidfd: int | None = None
 
 
 class Exits:
@@ -178,7 +172,7 @@ class Exits:
         if remembered is not None and remembered.start_ticks == start_ticks:
             self._tracked[pid] = remembered
             return
-        tracked = _Tracked(pid, start_ticks, open_pid(pid))
+        tracked = _Tracked(pid, start_ticks, pidfd=open_pid(pid))
         self._tracked[pid] = tracked
         stat = read_stat(pid, self._proc)
         if stat is None or stat.start_ticks != start_ticks:
@@ -231,9 +225,7 @@ class Exits:
     def restore(self, ends: Iterable[End]) -> None:
         """Remember the ends that an earlier watchdog saw."""
         for end in ends:
-            self._remembered[end.pid] = _Tracked(
-                end.pid, end.start_ticks, None, end.gone_ns, end.status, end.oom_killed
-            )
+            self._remembered[end.pid] = _Tracked(*astuple(end))
 
     def close(self) -> None:
         """Let go of every process."""
@@ -267,7 +259,7 @@ class Exits:
         if tracked.status is None:
             return state
         since_ns = tracked.gone_ns - self.asked_to_end_ns
-        asked = self.asked_to_end_ns > 0 and 0 <= since_ns < ASKED_S * 1e9
+        asked = self.asked_to_end_ns > 0 and 0 <= since_ns < timing.LAUNCHER_ENDS_S * 1e9
         if not os.WIFSIGNALED(tracked.status):
             # A handler of SIGTERM may end a process with any code.
             code = os.WEXITSTATUS(tracked.status)

@@ -20,20 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from hangwatch.errors import EvidenceError
+from hangwatch.evidence import timing
 from hangwatch.model import native
 from hangwatch.model.page import RankPage
 from hangwatch.model.snapshot import ProcessState
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 
-TIMEOUT_S = 2.0
-SAMPLER_S = 3.0
-"""A sampler without a beat for so long does not answer. Where the heart still beats, the rank
-answers without the GIL (native/dump.hpp)."""
-FRESH_S = 10.0
-"""A recorder that was read longer than this before a rank's end shows another moment."""
 MAX_BYTES = 64 << 20
-_LOOK_S = 0.02
 
 
 async def recorder_of(
@@ -46,7 +40,7 @@ async def recorder_of(
     process = state()
     if process.alive:
         beats_ns = light.gil_ns, light.heartbeat_ns
-        if all(now_ns - beat_ns > SAMPLER_S * 1e9 for beat_ns in beats_ns):
+        if all(now_ns - beat_ns > timing.SAMPLER_SILENT_S * 1e9 for beat_ns in beats_ns):
             raise EvidenceError("its sampler does not get the GIL")
         try:
             return await ask(page)
@@ -57,19 +51,20 @@ async def recorder_of(
     return left_behind(page, process.gone_age_s or 0.0)
 
 
-async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
+async def ask(page: Path) -> bytes:
     """Return the recorder of the rank with this page. Raises EvidenceError."""
     request = page.with_name(page.name + ".req")
     answer = page.with_name(page.name + ".flight")
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timing.FLIGHT_ANSWER_S
     try:
         before = _identity(answer)  # of an earlier request
         request.touch(mode=0o600)
         ring(page)
         while _identity(answer) in (None, before):
             if time.monotonic() > deadline:
-                raise EvidenceError(f"its sampler did not answer within {timeout_s:g} s")
-            await asyncio.sleep(_LOOK_S)
+                within = f"within {timing.FLIGHT_ANSWER_S:g} s"
+                raise EvidenceError(f"its sampler did not answer {within}")
+            await asyncio.sleep(timing.FLIGHT_POLL_S)
         return _read(answer)[0]
     except OSError as error:
         raise EvidenceError(f"it cannot be asked: {error.strerror or error}") from error
@@ -113,7 +108,7 @@ def left_behind(page: Path, gone_age_s: float) -> bytes:
         raise EvidenceError("it ended without leaving one") from None
     except OSError as error:
         raise EvidenceError(f"it cannot be read: {error.strerror or error}") from error
-    if time.time() - made > gone_age_s + FRESH_S:
+    if time.time() - made > gone_age_s + timing.FLIGHT_FRESH_S:
         raise EvidenceError("it left one that was made long before its end")
     return data
 

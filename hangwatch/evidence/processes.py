@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hangwatch.evidence import timing
 from hangwatch.model.snapshot import ProcessState
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.texts import readable
@@ -25,8 +26,6 @@ COMMAND_BYTES = 32 << 10
 MAX_ENVIRON_BYTES = 8 << 20
 _ENDED = frozenset("ZXx")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_MOMENT_S = 0.05
-"""Processor time is counted in hundredths of a second: a shorter time shows nothing."""
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
 
 
@@ -195,7 +194,7 @@ class Tree:
     def processors(self, pid: int, before: Tree) -> float:
         """Return how many processors pid and the processes below it have kept busy since."""
         used_s = self._cpu_s(pid) - before._cpu_s(pid)
-        return max(0.0, used_s) / max(self._read_s - before._read_s, _MOMENT_S)
+        return max(0.0, used_s) / max(self._read_s - before._read_s, timing.CPU_MOMENT_S)
 
     def _cpu_s(self, pid: int) -> float:
         own = self._by_pid.get(pid)

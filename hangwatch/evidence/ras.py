@@ -31,6 +31,7 @@ from typing import Any
 import orjson
 
 from hangwatch.errors import EvidenceError
+from hangwatch.evidence import timing
 from hangwatch.evidence.processes import PROC
 from hangwatch.evidence.sockets import holds, sockets
 from hangwatch.model.report import RasAnswer
@@ -40,11 +41,8 @@ from hangwatch.text import fold_ranks
 PORT = 28028
 MAX_BYTES = 16 << 20
 """1,000 ranks in ten communicators are about 5 MB of JSON."""
-LEG_S = 1
-"""Seconds that RAS waits for processes that do not answer it; it adds up to 5 s if it must."""
 TRIES = 4
 """Connections that may reach another job's process."""
-_MARGIN_S = 0.2
 _ADDRESS = "NCCL_RAS_ADDR"
 _ENABLED = "NCCL_RAS_ENABLE"
 _TLS_ALERT = "\x15"
@@ -119,7 +117,7 @@ async def _converse(
         own_port = writer.get_extra_info("sockname")[1]
         if not _has_open(pids, proc, port, own_port):
             raise _NotOursError
-        await _answer(reader, writer, f"TIMEOUT {LEG_S}")
+        await _answer(reader, writer, f"TIMEOUT {timing.RAS_LEG_S}")
         is_json = await _answer(reader, writer, "SET FORMAT json") == "OK"
         writer.write(b"VERBOSE STATUS\n")
         data, complete = await _rest(reader, deadline)
@@ -151,7 +149,7 @@ async def _rest(reader: asyncio.StreamReader, deadline: float) -> tuple[bytes, b
     room = MAX_BYTES
     with suppress(TimeoutError, OSError):
         # A little before the deadline of all: what has come by then is worth keeping.
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic() - _MARGIN_S)):
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic() - timing.RAS_MARGIN_S)):
             while room > 0:
                 part = await reader.read(min(room, 1 << 16))
                 if not part:

@@ -28,7 +28,7 @@ _NCCL_ALONE = frozenset(NCCL) | {f"cuda:{name}" for name in NCCL}
 """Backends of groups in which everything runs on a device, in its order."""
 
 
-def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
+def rank_snapshot(  # noqa: PLR0913 (both sources of its calls, and their clocks)
     page: RankPage,
     process: ProcessState,
     node: str,
@@ -36,13 +36,9 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     *,
     clock_offset_ns: int | None = None,
     flight: FlightDump | None = None,
-    threads: tuple[ThreadStack, ...] | None = None,
-    children: tuple[Child, ...] = (),
-    processors: float | None = None,
-    missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
     """Return one rank from its page and the other evidence. The clocks are its node's."""
-    program, ended_by = page.identity.program, page.exception
+    ended_by = page.exception
     ended_age_s = _age_s(ended_by.at_ns, now_ns) if ended_by else None
     in_cpp = ended_by is not None and ended_by.in_cpp
     if flight is not None:
@@ -82,15 +78,29 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         heartbeat_age_s=_age_s(page.heartbeat_ns, now_ns),
         pending_age_s=_age_s(page.pending_since_ns, now_ns),
         born_age_s=_age_s(page.created_ns, now_ns),
-        threads=marked(threads, program) if threads is not None else None,
-        children=tuple(
-            replace(child, threads=marked(child.threads, program)) for child in children
-        ),
-        processors=processors,
-        program=program,
+        program=page.identity.program,
         flight=flight is not None and bool(flight.entries),  # with a buffer of size 0 it has none
         recorder=page.recorder,
-        missing_evidence=(*missing, *_not_recorded(page)),
+        missing_evidence=tuple(_not_recorded(page)),
+    )
+
+
+def with_process(
+    rank: RankSnapshot,
+    threads: tuple[ThreadStack, ...] | None,
+    children: Iterable[Child],
+    processors: float | None,
+    missing: Iterable[str],
+) -> RankSnapshot:
+    """Add what the rank's process shows, and what could not be had of it."""
+    return replace(
+        rank,
+        threads=None if threads is None else marked(threads, rank.program),
+        children=tuple(
+            replace(child, threads=marked(child.threads, rank.program)) for child in children
+        ),
+        processors=processors,
+        missing_evidence=(*missing, *rank.missing_evidence),
     )
 
 
@@ -161,28 +171,16 @@ def group_progress(group: PageGroup, now_ns: int) -> GroupProgress:
     )
 
 
-def launched_snapshot(  # noqa: PLR0913 (as above)
-    launched: LaunchedRank,
-    process: ProcessState,
-    node: str,
-    *,
-    threads: tuple[ThreadStack, ...] | None = None,
-    children: tuple[Child, ...] = (),
-    processors: float | None = None,
-    missing: tuple[str, ...] = (),
-) -> RankSnapshot:
-    """Return a rank that a launcher started and that has no page: it never came to torch."""
+def launched_snapshot(launched: LaunchedRank, process: ProcessState, node: str) -> RankSnapshot:
+    """Return a rank that a launcher started and that has no page: it has not imported torch."""
     return RankSnapshot(
         rank=launched.rank,
         node=node,
         pid=launched.pid,
         phase=Phase.BORN,
         process=process,
-        threads=threads,
-        children=children,
-        processors=processors,
         recorder="",
-        missing_evidence=("it has no page: it has not imported torch.distributed", *missing),
+        missing_evidence=("it has no page: it has not imported torch.distributed",),
     )
 
 

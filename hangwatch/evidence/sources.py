@@ -14,8 +14,11 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from hangwatch.evidence import timing
+from hangwatch.evidence.background import in_thread
 from hangwatch.model.frames import is_user_file
 from hangwatch.model.snapshot import RankSnapshot
 from hangwatch.safety import redaction, untrusted
@@ -23,8 +26,6 @@ from hangwatch.safety import redaction, untrusted
 MAX_FILE_BYTES = 256 << 10
 MAX_TOTAL_BYTES = 1 << 20
 MAX_FILES = 64
-IMPORTS_S = 0.4
-"""Time for which imports are followed."""
 
 
 def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
@@ -58,7 +59,7 @@ def read(
     files are read, for a caller that cannot wait for all.
     """
     texts = {} if into is None else into
-    until, room, imports = time.monotonic() + IMPORTS_S, MAX_TOTAL_BYTES, _Imports()
+    until, room, imports = time.monotonic() + timing.IMPORTS_S, MAX_TOTAL_BYTES, _Imports()
     unread, seen = deque[tuple[Path, str]](), set[Path]()
 
     def take(file: str, path: Path) -> None:
@@ -81,6 +82,19 @@ def read(
                 with suppress(OSError):
                     take(str(path), path)
     return texts
+
+
+async def read_in_time(
+    ranks: Iterable[RankSnapshot], started_at: float, within_s: float, proc: str = "/proc"
+) -> tuple[dict[str, str], bool]:
+    """Return the text of the files of ranks that could be read in time, and True if all could."""
+    texts: dict[str, str] = {}
+    work = partial(read, files_of(ranks), started_at, proc, into=texts)
+    try:
+        await in_thread(work, within_s)
+    except TimeoutError:
+        return dict(texts), False
+    return texts, True
 
 
 class _Imports:

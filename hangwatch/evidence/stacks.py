@@ -22,18 +22,16 @@ from typing import Any
 import orjson
 
 from hangwatch.errors import EvidenceError
+from hangwatch.evidence import timing
 from hangwatch.evidence.processes import PROC, read_stat
 from hangwatch.model.snapshot import Frame, ThreadStack
 from hangwatch.settings.config import Stacks
 
 CONCURRENCY = 2
 """Dumps at a time: the node is the job's, not ours."""
-TIMEOUT_S = 5.0
-NATIVE_TIMEOUT_S = 20.0
 TRIES = 3
 MAX_BYTES = 8 << 20
 MAIN_THREAD = "MainThread"
-_KILLED_S = 1.0
 _MAX_FRAMES = 400
 _WRAPPERS = "/hangwatch/agent/record/importlib._bootstrap"
 """The file that frames of our own wrappers are in (agent/record/wrapping.py)."""
@@ -74,18 +72,18 @@ class PySpy:
             raise EvidenceError("the process has ended")
         if self._mode is Stacks.NATIVE and stat.state not in _STOPPED:
             with suppress(EvidenceError):  # a Python stack is better than none
-                return await self._native(pid, timeout_s or NATIVE_TIMEOUT_S)
+                return await self._native(pid, timeout_s or timing.PY_SPY_NATIVE_S)
         best: tuple[ThreadStack, ...] = ()
         failure: EvidenceError | None = None
         for _ in range(TRIES):
             try:
-                threads = await self._run(pid, ["--nonblocking"], timeout_s or TIMEOUT_S)
+                threads = await self._run(pid, ["--nonblocking"], timeout_s or timing.PY_SPY_S)
             except (_NoAnswerError, NoStacksError):
                 raise
             except EvidenceError as error:
                 failure = error
                 continue
-            best = max(best, threads, key=_depth)
+            best = max(best, threads, key=lambda found: sum(len(one.frames) for one in found))
             if is_whole(threads, pid):
                 break
         if not best and failure is not None:
@@ -124,7 +122,7 @@ class PySpy:
                 with suppress(ProcessLookupError):
                     process.kill()
                 with suppress(TimeoutError):  # one in an uninterruptible sleep is left behind
-                    await asyncio.wait_for(process.wait(), _KILLED_S)
+                    await asyncio.wait_for(process.wait(), timing.PY_SPY_KILLED_S)
         if process.returncode:
             raise refusal(err.decode("utf-8", "replace"), self._proc)
         return parse(out, pid)
@@ -193,7 +191,3 @@ def _thread(thread: Mapping[str, Any], pid: int) -> ThreadStack:
     return ThreadStack(
         str(name), tid, bool(thread["active"]), bool(thread["owns_gil"]), tuple(frames)
     )
-
-
-def _depth(threads: tuple[ThreadStack, ...]) -> int:
-    return sum(len(thread.frames) for thread in threads)

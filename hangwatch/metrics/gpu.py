@@ -47,23 +47,22 @@ def _each(**values: float | None) -> list[Row]:
     return [((name,), value) for name, value in values.items()]
 
 
+def _figure(name: str, help_text: str, field: str) -> _Family:
+    """Return the family of a figure that a GPU has once."""
+    return name, help_text, (), lambda gpu: [((), getattr(gpu, field))]
+
+
 _Family = tuple[str, str, tuple[str, ...], Callable[[GpuState], Iterable[Row]]]
 """Name, help, labels after ``gpu``, and the rows of one GPU."""
 
 _OF_UNITS: tuple[_Family, ...] = (
-    (
+    _figure(
         "gpu_utilization_ratio",
         "Part of the last moment in which the GPU ran a kernel.",
-        (),
-        lambda gpu: [((), gpu.utilization)],
+        "utilization",
     ),
-    (
-        "gpu_memory_used_bytes",
-        "GPU memory in use, by all processes.",
-        (),
-        lambda gpu: [((), gpu.memory_used_bytes)],
-    ),
-    ("gpu_memory_total_bytes", "GPU memory.", (), lambda gpu: [((), gpu.memory_total_bytes)]),
+    _figure("gpu_memory_used_bytes", "GPU memory in use, by all processes.", "memory_used_bytes"),
+    _figure("gpu_memory_total_bytes", "GPU memory.", "memory_total_bytes"),
     (
         "gpu_unreadable",
         "How many figures NVML should have given at the last reading and did not.",
@@ -109,24 +108,18 @@ _OF_GPUS: tuple[_Family, ...] = (
         ("kind",),
         lambda gpu: _each(**(gpu.remapped_rows or {})),
     ),
-    (
-        "gpu_temperature_celsius",
-        "Temperature of the GPU.",
-        (),
-        lambda gpu: [((), gpu.temperature_c)],
-    ),
-    ("gpu_power_watts", "Power that the GPU draws.", (), lambda gpu: [((), gpu.power_w)]),
+    _figure("gpu_temperature_celsius", "Temperature of the GPU.", "temperature_c"),
+    _figure("gpu_power_watts", "Power that the GPU draws.", "power_w"),
     (
         "gpu_ecc_errors_total",
         "ECC errors since the driver was loaded, corrected and uncorrected.",
         ("kind",),
         lambda gpu: _each(corrected=gpu.ecc_corrected, uncorrected=gpu.ecc_uncorrected),
     ),
-    (
+    _figure(
         "gpu_nvlink_errors_total",
         "CRC errors, replays and recoveries of all NVLinks since the driver was loaded.",
-        (),
-        lambda gpu: [((), gpu.nvlink_errors)],
+        "nvlink_errors",
     ),
 )
 """Figures of a whole GPU."""

@@ -147,9 +147,9 @@ class Targets:
         return self._directory / f"{self._name}{SUFFIX}"
 
     def publish(self, target: str, labels: Mapping[str, str]) -> None:
-        """Write the file, and remove those that were left behind. Raises OSError.
+        """Write the file, and remove the files that were left behind. Raises OSError.
 
-        labels: of all series of the target, also of those that Prometheus makes (``up``).
+        labels: of all series of the target, also of the series that Prometheus makes (``up``).
         """
         content = json.dumps([{"targets": [target], "labels": dict(labels)}])
         try:

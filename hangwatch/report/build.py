@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -162,12 +163,12 @@ class _Builder:
         main = program_thread(rank)
         # The lines around each site would be most of a report of ten thousand ranks.
         context = rank.rank in self.verdict.culprits[:CULPRITS]
-        raised, gpu = rank.exception or rank.abort, rank.gpu
+        raised, gpu, stuck = rank.exception or rank.abort, rank.gpu, wait or _blocked(rank)
         return _entry(
             schema.Rank,
             rank,
             process=_entry(schema.Process, rank.process),
-            stuck_in=self.stuck_in(rank, wait),
+            stuck_in=stuck and self.wait_entry(schema.BlockedCall, stuck),
             site=self.site(self.rank_site(rank, wait, main), context=context),
             stack=self.stack(main.frames, rank.rank) if main else None,
             threads=self.threads(rank.threads or (), rank.rank),
@@ -220,18 +221,15 @@ class _Builder:
         frames = main.frames if main else ()
         return innermost_user_site(frames, self.sources) or rank.in_call_site
 
-    def stuck_in(self, rank: RankSnapshot, wait: Wait | None) -> schema.BlockedCall | None:
-        """The call that the rank is blocked in; None if it is blocked in none."""
-        wait = wait or _blocked(rank)
-        if not wait:
-            return None
-        return _entry(
-            schema.BlockedCall,
-            wait,
-            group=wait.group and group_label(wait.group),
-            age_s=round(wait.age_s, 3),
-            site=self.site(wait.site),
-        )
+    def wait_entry(self, kind: type[Entry], wait: Wait, **others: Any) -> Entry:
+        """An entry of a call that a rank waits in, which has others than those of BlockedCall."""
+        call = {
+            "group": wait.group and group_label(wait.group),
+            "age_s": round(wait.age_s, 3),
+            "site": self.site(wait.site),
+            "for_count": len(wait.waits_for),
+        }
+        return _entry(kind, wait, **call | others)
 
     def threads(self, threads: Iterable[ThreadStack], rank: int) -> list[schema.Thread]:
         return [_entry(schema.Thread, t, stack=self.stack(t.frames, rank)) for t in threads]
@@ -320,34 +318,25 @@ class _Builder:
             shown = count if count <= left else FOR_SHOWN
             left -= min(shown, count)
             places.append(
-                {
-                    "op": wait.op,
-                    "group": group_label(wait.group) if wait.group else None,
-                    "group_id": self.group_id(wait.group) if wait.group else None,
-                    "seq": wait.seq,
-                    "site": self.site(wait.site),
-                    "for": list(wait.waits_for[:shown]),
-                    "for_count": count,
-                    "ranks": sorted(other.rank for other in members),
-                    "age_s": round(max(other.age_s for other in members), 3),
-                }
+                self.wait_entry(
+                    schema.WaitPoint,
+                    replace(wait, age_s=max(other.age_s for other in members)),
+                    **{"for": list(wait.waits_for[:shown])},
+                    group_id=None if wait.group is None else self.group_id(wait.group),
+                    ranks=sorted(other.rank for other in members),
+                )
             )
         return places, [self.wait(wait, place_of[id(wait)]) for wait in self.verdict.waits]
 
     def wait(self, wait: Wait, place: int) -> schema.Wait:
         towards = self.towards.get(wait.rank)
-        return {
-            "rank": wait.rank,
-            "group": group_label(wait.group) if wait.group else None,
-            "seq": wait.seq,
-            "op": wait.op,
-            "for": list(wait.waits_for[:FOR_SHOWN]),
-            "for_count": len(wait.waits_for),
-            "towards": towards if towards in wait.waits_for else None,
-            "age_s": round(wait.age_s, 3),
-            "site": self.site(wait.site),
-            "place": place,
-        }
+        return self.wait_entry(
+            schema.Wait,
+            wait,
+            **{"for": list(wait.waits_for[:FOR_SHOWN])},
+            towards=towards if towards in wait.waits_for else None,
+            place=place,
+        )
 
 
 def next_towards(waits: Iterable[Wait], culprits: Iterable[int]) -> dict[int, int]:

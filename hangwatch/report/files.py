@@ -178,7 +178,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _place(fresh: Path, run_dir: Path) -> Path:
     """Give a new incident the next free number."""
-    first = max(map(_number, _incidents(run_dir)), default=0) + 1
+    first = max(map(_number, incidents(run_dir)), default=0) + 1
     for number in range(first, first + _TRIES):
         path = run_dir / f"incident-{number:03d}"
         if not os.path.lexists(path) and _renamed(fresh, path):
@@ -251,7 +251,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, by keyword)
     }
     try:
         with untrusted.held_directory(run_dir) as held:
-            content["incidents"] = sorted(_incidents(held))
+            content["incidents"] = sorted(incidents(held))
             fresh = held / f".{RUN}-{secrets.token_hex(8)}"
             try:
                 _write(fresh, _json(readable_report(content)))
@@ -262,8 +262,8 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, by keyword)
         raise ReportError(f"{run_dir / RUN} cannot be written: {error.strerror}") from None
 
 
-def _incidents(run_dir: Path) -> list[str]:
-    """The names of incidents in a directory, whose path may be a link: it is held open."""
+def incidents(run_dir: Path) -> list[str]:
+    """The names of incidents in a directory, whose path may be a link. Raises OSError."""
     return [n for n in untrusted.names(run_dir, follow=True) if _INCIDENT.fullmatch(n)]
 
 
@@ -328,10 +328,11 @@ def latest(root: Path) -> Path | None:
     return None
 
 
-def run_files(run_dir: Path) -> list[Path]:
+def run_files(run_dir: Path, *, follow: bool = False) -> list[Path]:
     """The run.json of each node; none where the directory cannot be read."""
     with suppress(OSError):
-        return [run_dir / name for name in sorted(untrusted.names(run_dir)) if _RUN.fullmatch(name)]
+        names = sorted(untrusted.names(run_dir, follow=follow))
+        return [run_dir / name for name in names if _RUN.fullmatch(name)]
     return []
 
 
@@ -348,8 +349,8 @@ def _find(path: Path) -> Path:
     names = untrusted.names(path, follow=True)
     if REPORT in names:
         return path / REPORT
-    if incidents := _incidents(path):
-        return path / max(incidents, key=_number) / REPORT
+    if found := incidents(path):
+        return path / max(found, key=_number) / REPORT
     if run := latest(path):
         return _find(run)
     if RUN in names:

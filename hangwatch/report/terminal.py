@@ -68,6 +68,11 @@ class Style:
         return max(NARROWEST, self.width)
 
 
+def colour_of(state: str) -> str:
+    """The colour of the state of a verdict."""
+    return _COLOURS.get(state, "1")
+
+
 PLAIN = Style()
 
 
@@ -129,7 +134,7 @@ def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
     if age_s >= LEAST_S:
         about = f"{about}, stuck for {age_s:.1f} s"
     first, *more = _wrap(f"hangwatch: {word} ({about})", style.columns)
-    yield first.replace(word, style.paint(word, _COLOURS.get(state, "1")))
+    yield first.replace(word, style.paint(word, colour_of(state)))
     yield from more
     for line in _wrap(verdict["headline"], style.columns - 2):
         yield f"  {style.paint(line, '1')}"
@@ -142,7 +147,7 @@ def _waits(report: Report) -> list[str]:
     verdict, points = report["verdict"], report["places"]
     culprits = set(verdict["culprits"])
     towards = towards_of(report)
-    # Those that wait for a culprit itself come first: of a large job not all are shown.
+    # Ranks that wait for a culprit itself come first: of a large job not all are shown.
     ordered = sorted(
         points, key=lambda point: (culprits.isdisjoint(point["for"]), -len(point["ranks"]))
     )

@@ -1,16 +1,21 @@
-"""Facts and wording that the terminal, the page and ``hangwatch top`` share."""
+"""Facts, wording and labels that the terminal, the page and ``hangwatch top`` share."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from hangwatch.model.calls import GroupKey
 from hangwatch.report import schema
-from hangwatch.text import code_location, fold_ranks
+from hangwatch.text import call_name, code_location, fold_ranks, ranges, ranks_text, shortened
 
 LEAST_S = 0.05
 """A shorter time counts as unknown: stored dumps may not say when they were taken."""
+SHOWN_RANGES = 5
+BRIEF = 28
+LABEL = 60
+"""Characters of a label."""
 
 
 def group_label(key: GroupKey) -> str:
@@ -78,3 +83,34 @@ def chain(rank: int, towards: Mapping[int, int]) -> list[int]:
         way[following] = None
         rank = following
     return list(way)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSet:
+    """Some ranks. ``spec`` lists all of them as ``0-7,9``, for the script that finds one."""
+
+    text: str
+    spec: str
+    count: int
+
+    @classmethod
+    def of(cls, ranks: Iterable[int]) -> RankSet:
+        """The set of these ranks."""
+        members = set(ranks)
+        spec = ",".join(f"{a}-{b}" if b > a else str(a) for a, b in ranges(members))
+        return cls(ranks_text(members, SHOWN_RANGES), spec, len(members))
+
+    @property
+    def brief(self) -> str:
+        """A text that fits into a box of a picture."""
+        return self.text if len(self.text) <= BRIEF else f"{self.count:,} ranks"
+
+
+def site_label(site: schema.Site | schema.StackFrame | None, parts: int = 2) -> str:
+    """``ada/train.py:9``; empty for no site."""
+    return shortened(code_location(site["file"], site["line"], parts), LABEL) if site else ""
+
+
+def call_label(op: str, seq: int) -> str:
+    """``all_reduce #41``."""
+    return shortened(call_name(op, seq), LABEL)

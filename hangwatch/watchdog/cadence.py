@@ -1,4 +1,4 @@
-"""Timing of waits: how long is normal, when to diagnose, and when a reported wait is over. Pure."""
+"""Timing of diagnoses: what wait is normal, when to look closer, and when a wait is over. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from hangwatch.evidence.pages.look import OVER, QUIET_S, Look, moved_ns
+from hangwatch.evidence.pages.finder import Seen
+from hangwatch.evidence.pages.look import OVER, Look, moved_ns
+from hangwatch.evidence.timing import QUIET_S
+from hangwatch.model.calls import GroupKey
 from hangwatch.model.snapshot import Thresholds
+from hangwatch.watchdog import timing
 
 SUSPECT_GAPS = 8.0
-SUSPECT_MIN_S, SUSPECT_MAX_S = 10.0, 120.0
 SUSPECT_RECOVERED = 1.5
 HANG_RECOVERED = 3.0
-HANG_MIN_S, HANG_MAX_S = 300.0, 1800.0
 HANG_SUSPECTS = 2.0
-WINDOW_S = 30.0
 WINDOWS = 20
-SHORT_S = 1.0
-"""Waits shorter than this teach nothing."""
-AT_LEAST_S = 0.4
-"""Between two diagnoses of one wait, also while ranks still move."""
 GROWTH = 1.3
 GROWTH_ASKING = 2.0
 """If other nodes have to be asked each time."""
 FLIGHT_GROWTH = 3.0
-STEADY_S = 1.0
-"""A wait has passed once it has been over for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class Cadence:
         if moved:
             self._observe_gap(now_s)
         for rank, since_s in self._waits.items():
-            if rank in waits and waits[rank] != since_s and now_s - since_s >= SHORT_S:
+            if rank in waits and waits[rank] != since_s and now_s - since_s >= timing.SHORT_WAIT_S:
                 longest_s = max(self.learnt.longest_recovered_s, now_s - since_s)
                 self.learnt = replace(self.learnt, longest_recovered_s=longest_s)
         self._waits = {rank: since for rank, since in waits.items() if since is not None}
@@ -86,13 +81,13 @@ class Cadence:
         suspect, hang = self._suspect_after_s, self._hang_after_s
         if suspect is None:
             learnt = SUSPECT_GAPS * self.typical_gap_s
-            suspect = min(max(learnt, SUSPECT_MIN_S), SUSPECT_MAX_S)
+            suspect = min(max(learnt, timing.SUSPECT_MIN_S), timing.SUSPECT_MAX_S)
             suspect = max(suspect, SUSPECT_RECOVERED * self.learnt.longest_recovered_s)
             if hang is not None:
                 suspect = min(suspect, hang)
         if hang is None:
             learnt = HANG_RECOVERED * self.learnt.longest_recovered_s
-            hang = min(max(learnt, HANG_MIN_S), HANG_MAX_S)
+            hang = min(max(learnt, timing.HANG_MIN_S), timing.HANG_MAX_S)
             hang = max(hang, HANG_SUSPECTS * suspect)
         return Thresholds(suspect, hang)
 
@@ -101,7 +96,7 @@ class Cadence:
             if self._window_since_s is None:
                 self._window_since_s, self._window_gap_s = self._moved_s, 0.0
             self._window_gap_s = max(self._window_gap_s, now_s - self._moved_s)
-            if now_s - self._window_since_s >= WINDOW_S:
+            if now_s - self._window_since_s >= timing.GAP_WINDOW_S:
                 gaps_s = (*self.learnt.gaps_s, self._window_gap_s)[-WINDOWS:]
                 self.learnt = replace(self.learnt, gaps_s=gaps_s)
                 self._window_since_s = None
@@ -133,7 +128,7 @@ class Schedule:
             or last_s < thresholds.hang_after_s <= age_s
             or (moved and not asking)
         )
-        if due and (last_s == 0.0 or age_s - last_s >= AT_LEAST_S):
+        if due and (last_s == 0.0 or age_s - last_s >= timing.BETWEEN_DIAGNOSES_S):
             self.judged_s = age_s
             return True
         return False
@@ -168,8 +163,8 @@ class Progress:
     def passed_after_s(self, look: Look) -> float | None:
         """Return how long the ranks had waited if that is over for good, else None.
 
-        If none is remembered (another node's watchdog has reported it), those that wait now are.
-        If none waits, others may wait for the ranks of this node: it has passed once all of
+        If none is remembered (another node's watchdog has reported it), the ranks that wait now
+        are. If none waits, others may wait for the ranks of this node: it has passed once all of
         them have gone on.
         """
         if not self.waited and look.longest_wait_s >= QUIET_S:
@@ -179,7 +174,7 @@ class Progress:
             self._over_ns = 0
             return None
         self._over_ns = self._over_ns or look.now_ns
-        if look.now_ns - self._over_ns < STEADY_S * 1e9:
+        if look.now_ns - self._over_ns < timing.OVER_S * 1e9:
             return None
         began_ns = min(self.waited.values(), default=self._reported_ns)
         return (self._over_ns - began_ns) / 1e9
@@ -202,3 +197,44 @@ def _fails(look: Look, rank: int) -> bool:
     """Return True if a rank no longer waits because it has failed, or is about to."""
     seen = look.seen.get(rank)
     return seen is not None and (seen.light.phase in OVER or bool(seen.light.handling))
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Schedule of closer looks at ranks that issue different calls.
+
+    A checkpoint is a hash of all calls that Python issued in a group up to a place. Those of the
+    ranks of a node are compared at each look, at almost no cost. If two differ, the ranks came by
+    different lines, which may be intended: only a look at the calls themselves shows it.
+    """
+
+    _due_s: float = 0.0
+    _rest_s: float = timing.COMPARE_FIRST_S
+
+    def look_due(self, look: Look) -> bool:
+        """Return True if ranks differ and a closer look is due, and note it."""
+        now_s = look.now_ns / 1e9
+        if now_s < self._due_s or not differ(look.seen):
+            return False
+        self._due_s = now_s + self._rest_s
+        self._rest_s = min(2 * self._rest_s, timing.COMPARE_MOST_S)
+        return True
+
+
+def differ(seen: Mapping[int, Seen]) -> bool:
+    """Return True if two ranks have different hashes for one place of one group."""
+    # Comparing members is cheaper than hashing them, which a tuple does each time.
+    known: dict[tuple[str, int, int], list[tuple[GroupKey, dict[int, int]]]] = {}
+    for rank in seen.values():
+        for group in rank.light.groups:
+            if not group.alive or not group.checkpoints:
+                continue
+            key = group.key
+            alike = known.setdefault((key.desc, key.index, len(key.ranks)), [])
+            hashes = next((hashes for other, hashes in alike if other.ranks == key.ranks), None)
+            if hashes is None:
+                alike.append((key, hashes := {}))
+            for place, value in group.checkpoints:
+                if hashes.setdefault(place, value) != value:
+                    return True
+    return False

@@ -30,23 +30,15 @@ from hangwatch.run.peers import CONCLUDED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
-from hangwatch.watchdog.notices.gpus import GpuWatch
-from hangwatch.watchdog.notices.practice import Practice
 from hangwatch.watchdog.telemetry import Telemetry
 
-CONCLUDE_S = 9.0
-"""The supervisor waits a little longer than this for the post-mortem."""
-RUN_FILE_S = 2.0
-LET_GO_S = 10.0
-"""Time for others to release the lock of a run whose supervisor is gone."""
-LET_GO_POLL_S = 0.05
 MAX_LINE_BYTES = 1 << 20
-PEERS_POLL_S = 0.25
-"""Time between two looks at the commands of a shared run."""
 
 
 class Supervisor:
@@ -90,7 +82,7 @@ async def all_ended(run_dir: Path) -> int | None:
     """
     found = peers.commands(run_dir)
     while any(command.running for command in found):
-        await asyncio.sleep(PEERS_POLL_S)
+        await asyncio.sleep(timing.COMMANDS_POLL_S)
         found = peers.commands(run_dir)
     return peers.overall_exit_code(found)
 
@@ -146,7 +138,6 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     exits = Exits()
     pages = Pages(hello.run_dir, news, ended=exits.ended)
     gpus = GpuWatch(Gpus("" if hello.config.gpu else "--no-gpu"), news)
-    practice = Practice(pages, lambda: gpus.findings)
     gatherer = Gatherer(
         pages=pages,
         exits=exits,
@@ -155,7 +146,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         node=node,
         commands=hello.commands,
         gpus=gpus.by_rank,
-        notes=practice.notes,
+        on_gpus=lambda: gpus.findings,
     )
     reporter = Reporter(hello.facts.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
@@ -168,7 +159,6 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         judge=judge,
         telemetry=telemetry,
         gpus=gpus,
-        practice=practice,
     )
     telemetry.open()
     try:
@@ -192,11 +182,11 @@ async def _watch_to_the_end(monitor: Monitor, pipe: Supervisor) -> int:
             await _tidy_up(hello.run_dir)
         return 0
     monitor.exits.asked_to_end_ns = pipe.asked_to_end_ns
-    deadline = time.monotonic() + CONCLUDE_S
+    deadline = time.monotonic() + timing.CONCLUDE_S
     try:
-        await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
+        await asyncio.wait_for(monitor.conclude(exit_code), timing.CONCLUDE_S)
     except TimeoutError as error:
-        what = f"the post-mortem of the job was not done within {CONCLUDE_S:g} s"
+        what = f"the post-mortem of the job was not done within {timing.CONCLUDE_S:g} s"
         news.fault("conclude", what, error, quiet=True)
     except Exception as error:  # noqa: BLE001 (what is known so far is to be kept)
         news.fault("conclude", f"the post-mortem of the job has failed: {error!r}", error)
@@ -216,10 +206,10 @@ async def _tidy_up(run_dir: Path) -> None:
 
     The kernel may close its end of the pipe well before it releases its lock.
     """
-    deadline = time.monotonic() + LET_GO_S
+    deadline = time.monotonic() + timing.LOCK_RELEASE_S
     with suppress(OSError):
         while not rundir.remove_abandoned(run_dir) and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(LET_GO_POLL_S)
+            await asyncio.sleep(timing.POLL_S)
 
 
 def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note, ...]) -> None:

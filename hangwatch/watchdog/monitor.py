@@ -16,28 +16,21 @@ from hangwatch.console import News
 from hangwatch.evidence.exits import End, Exits
 from hangwatch.evidence.gpu.reader import SavedErrors
 from hangwatch.evidence.pages.finder import Incarnation, Pages
-from hangwatch.evidence.pages.look import QUIET_S, Look, Looker
+from hangwatch.evidence.pages.look import Look, Looker
 from hangwatch.evidence.processes import PROC, alive
+from hangwatch.evidence.timing import QUIET_S
 from hangwatch.model import codec
 from hangwatch.model.report import Note
 from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, reach
-from hangwatch.watchdog import state
-from hangwatch.watchdog.cadence import Cadence, Learnt, Progress, Schedule
+from hangwatch.watchdog import state, timing
+from hangwatch.watchdog.cadence import Agreement, Cadence, Learnt, Progress, Schedule
+from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.incident.incidents import Event, Stage
 from hangwatch.watchdog.incident.judge import Judge, SavedJudge
 from hangwatch.watchdog.incident.reporter import SavedReporter
-from hangwatch.watchdog.notices.gpus import GpuWatch
-from hangwatch.watchdog.notices.practice import Practice
-from hangwatch.watchdog.notices.startup import Absence, Preflight
-from hangwatch.watchdog.notices.stragglers import Agreement
+from hangwatch.watchdog.startup import Absence, Preflight
 from hangwatch.watchdog.telemetry import Telemetry
-
-SAVE_S = 10.0
-UNDER_WAY_S = 4.0
-"""Time for an iteration to end once the command has ended."""
-GONE_S = 2.0
-"""Time for ranks to end after their launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +61,6 @@ class Monitor:
     judge: Judge
     telemetry: Telemetry
     gpus: GpuWatch
-    practice: Practice
     proc: str = PROC
     now_ns: Callable[[], int] = time.monotonic_ns
     failures: int = 0
@@ -108,7 +100,7 @@ class Monitor:
             work = asyncio.ensure_future(self._guarded())
             await _first_of(work, ended)
             if not work.done():
-                await asyncio.wait({work}, timeout=UNDER_WAY_S)
+                await asyncio.wait({work}, timeout=timing.ITERATION_END_S)
                 work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             # The next look is made in a while, or at once if a rank ends.
@@ -122,8 +114,8 @@ class Monitor:
         """Announce why the command has ended, if that is news."""
         reach(Point.CONCLUDING)
         self.pages.command_ended()
-        await self.judge.settle(UNDER_WAY_S)
-        await self.judge.aborting.settle(UNDER_WAY_S)
+        await self.judge.settle(timing.ITERATION_END_S)
+        await self.judge.aborting.settle(timing.ITERATION_END_S)
         await self._ranks_gone()
         self.pages.all_ended()
         self._look()
@@ -140,7 +132,7 @@ class Monitor:
 
     def _take_notes(self) -> None:
         try:
-            self.notes = self.practice.notes()
+            self.notes = self.judge.gatherer.notes()
             self.reports_notes = 0 in self.pages.look()
         except Exception as error:  # noqa: BLE001 (the post-mortem is still to come)
             self.news.fault("notes", "costly mistakes are not reported", error, quiet=True)
@@ -191,7 +183,7 @@ class Monitor:
         if self._agreement.look_due(look):
             await self.judge.compare()
         self._notice_revival(look)
-        if self.now_ns() - self._saved_ns >= SAVE_S * 1e9:
+        if self.now_ns() - self._saved_ns >= timing.STATE_SAVE_S * 1e9:
             self._save()
 
     def _look(self) -> Look:
@@ -265,9 +257,9 @@ class Monitor:
 
     async def _ranks_gone(self) -> None:
         """Wait for the ranks to end, so that their exit status is known."""
-        deadline = time.monotonic() + GONE_S
+        deadline = time.monotonic() + timing.RANKS_GONE_S
         while self._looker.look().waits and time.monotonic() < deadline:  # noqa: ASYNC110 (bounded)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(timing.POLL_S)
 
     def _rank_ended(self, pid: int) -> None:
         """Look at once; if the rank failed, ask for the evidence of the others.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,27 +17,31 @@ from functools import partial
 from prometheus_client.core import Metric
 
 from hangwatch.console import News
+from hangwatch.errors import PageError
+from hangwatch.evidence.background import Tasks, in_thread
 from hangwatch.evidence.environment import torch_version
+from hangwatch.evidence.pages.arrivals import (
+    Arrivals,
+    GroupArrivals,
+    Issued,
+    Members,
+    issued,
+    loop_period_s,
+)
 from hangwatch.evidence.pages.look import Look, moved_ns
-from hangwatch.evidence.threads import in_thread
-from hangwatch.metrics.families import NodeCollector
+from hangwatch.metrics.families import NodeCollector, NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import Targets, listen
-from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.model.page import RankPage
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
-from hangwatch.watchdog.notices.stragglers import Furthest, Rings
-from hangwatch.watchdog.tasks import Tasks
 
-BIND_S = 60.0
-"""Time to find and bind the address: a name server may be dead."""
-TORCH_EVERY_S = 60.0
-TORCH_S = 5.0
-"""Time to read the version of torch: it may lie on a file system that hangs."""
+RINGS_SHARE = 0.003
+"""Share of the time that is spent on reading rings, at most."""
 
 
 class Telemetry:
@@ -150,7 +154,8 @@ class Telemetry:
     async def _serve(self, host: str, wanted: int) -> None:
         port = self.port or wanted
         try:
-            server = await in_thread(partial(listen, host, port, self.collector), BIND_S)
+            bind = partial(listen, host, port, self.collector)
+            server = await in_thread(bind, timing.METRICS_BIND_S)
         except (OSError, UnicodeError) as error:
             shown = self._hello.config.metrics_addr
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -162,7 +167,7 @@ class Telemetry:
             self._news.debug(f"the metrics have port {server.port}: {wanted} is taken")
         server.start()
         try:
-            target = await in_thread(lambda: server.target, BIND_S)
+            target = await in_thread(lambda: server.target, timing.METRICS_BIND_S)
             self._targets.publish(target, self.collector.constant)
         except OSError as error:
             text = f"the metrics' address cannot be published: {error.strerror or error}"
@@ -177,12 +182,12 @@ class Telemetry:
         """Have the version of torch read if it is not known yet."""
         pid = next((look.seen[rank].light.identity.pid for rank in look.waiting), 0)
         if self._loop and pid and not self._torch and look.now_ns >= self._torch_due_ns:
-            self._torch_due_ns = look.now_ns + int(TORCH_EVERY_S * 1e9)
+            self._torch_due_ns = look.now_ns + int(timing.TORCH_VERSION_EVERY_S * 1e9)
             self._tasks.start(self._learn_torch(pid))
 
     async def _learn_torch(self, pid: int) -> None:
         with suppress(TimeoutError):
-            self._torch = await in_thread(lambda: torch_version(pid), TORCH_S)
+            self._torch = await in_thread(lambda: torch_version(pid), timing.TORCH_VERSION_S)
 
     def _task_failed(self, error: BaseException) -> None:
         self._news.fault("metrics", f"metrics: {type(error).__name__}: {error}", error, quiet=True)
@@ -193,3 +198,73 @@ class Telemetry:
         if self._loop is not None:
             report = partial(self._news.fault, "metrics-scrape", text, error)
             self._loop.call_soon_threadsafe(report)
+
+
+class Furthest:
+    """The furthest place of a member of each group LAG_S ago.
+
+    Calls that C++ issues are counted by each rank for itself, a few times a second: the present
+    counts of ranks in step would differ all the time.
+    """
+
+    def __init__(self) -> None:
+        self._past: deque[tuple[int, dict[str, tuple[Members, int]]]] = deque()
+
+    def of(
+        self, now_ns: int, ranks: Iterable[RankState], members: Mapping[str, Members]
+    ) -> dict[str, int]:
+        """Note the present places; return those of LAG_S ago, of groups that still exist."""
+        now: dict[str, tuple[Members, int]] = {}
+        for rank in ranks:
+            for label, group in rank.groups:
+                _, place = now.get(label, (None, 0))
+                now[label] = members[label], max(place, group.enqueued)
+        self._past.append((now_ns, now))
+        while len(self._past) > 1 and self._past[1][0] <= now_ns - timing.LAG_S * 1e9:
+            self._past.popleft()
+        at_ns, then = self._past[0]
+        if at_ns > now_ns - timing.LAG_S * 1e9:
+            return {}
+        return {
+            label: place for label, (local, place) in then.items() if members.get(label) == local
+        }
+
+
+class Rings:
+    """The calls in the rings of the ranks so far; read at a modest pace."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._counted = Arrivals()
+        self._due_ns = 0
+        self._moved = False
+        self.arrivals: tuple[GroupArrivals, ...] = ()
+        self.periods_s: dict[int, float] = {}
+
+    def read(self, look: Look, labels: GroupLabels) -> None:
+        """Read them if that is due and some rank has moved."""
+        self._moved = self._moved or look.moved
+        began_ns = self._now_ns()
+        if not self._moved or began_ns < self._due_ns:
+            return
+        self._moved = False
+        periods: dict[int, float] = {}
+        rings: dict[int, dict[str, list[Issued]]] = {}
+        for rank, seen in look.seen.items():
+            try:
+                ring = issued(seen.page.ring())
+            except PageError:
+                continue
+            if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
+                periods[rank] = period_s
+            page = seen.light
+            names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
+            groups = rings.setdefault(rank, {})
+            for call in ring:
+                if name := names.get(call.slot, ""):
+                    groups.setdefault(name, []).append(call)
+        self._counted.add(rings, labels.members)
+        self.arrivals, self.periods_s = self._counted.groups(), periods
+        now_ns = self._now_ns()
+        rest_ns = max(timing.RINGS_EVERY_S * 1e9, (now_ns - began_ns) / RINGS_SHARE)
+        self._due_ns = now_ns + int(rest_ns)

@@ -30,10 +30,9 @@ from hangwatch.console import News
 from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
-from hangwatch.watchdog.peers import exchange
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.exchange import Exchange
-from hangwatch.watchdog.peers.messages import Local, Node, Published
-from hangwatch.watchdog.peers.packing import pack
+from hangwatch.watchdog.peers.messages import Local, Node, Published, pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +129,7 @@ async def others(nodes: int, port: int, part: int) -> None:
 
 async def claimant(nodes: int, port: int, server: int, idle_s: float) -> None:
     """The first watchdog: joins, idles, and then has an incident."""
-    exchange.GATHER_S = exchange.GATHER_FULL_S  # so many nodes on one machine need longer
+    timing.GATHER_S = timing.GATHER_FULL_S  # so many nodes on one machine need longer
     (own,), stuck = simulated(nodes, [0])
     world_size = nodes * RANKS
     one = watchdog(0, own, asyncio.Event())

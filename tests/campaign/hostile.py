@@ -12,8 +12,15 @@ from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
 from hangwatch.model.snapshot import ProcessState, RankSnapshot
 from hangwatch.model.verdict import Verdict
-from hangwatch.watchdog.peers.messages import Answer, Incident, Local, Node, Published, ThreadRef
-from hangwatch.watchdog.peers.packing import pack
+from hangwatch.watchdog.peers.messages import (
+    Answer,
+    Incident,
+    Local,
+    Node,
+    Published,
+    ThreadRef,
+    pack,
+)
 
 if TYPE_CHECKING:
     import random

@@ -17,7 +17,7 @@ from sampling import sampling
 from waiting import BOUND_S, in_time
 
 from hangwatch.console import News
-from hangwatch.evidence import flights
+from hangwatch.evidence import flights, timing
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.processes import read_stat
@@ -247,6 +247,6 @@ def test_a_sampler_without_the_gil_is_not_waited_for(node: Node, stack: ExitStac
     pair(node, stack)
     began = time.monotonic()
     found = node.rank(Level.FLIGHT)
-    in_time(began, flights.TIMEOUT_S)
+    in_time(began, timing.FLIGHT_ANSWER_S)
     assert not found.flight
     assert "does not get the GIL" in found.missing_evidence[0]

@@ -21,7 +21,7 @@ from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
 from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import Verdict
-from hangwatch.watchdog.peers import exchange as exchange_module
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers import rounds
 from hangwatch.watchdog.peers import store as store_module
 from hangwatch.watchdog.peers.exchange import Exchange
@@ -220,7 +220,7 @@ def test_of_two_that_ask_at_once_one_owns_the_incident(server: Server, tmp_path:
 def test_two_that_own_an_incident_each_do_not_wait_for_each_other(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_module, "GATHER_S", 10 * BOUND_S)  # it would show
+    monkeypatch.setattr(timing, "GATHER_S", 10 * BOUND_S)  # it would show
 
     async def act(one: Watchdog, other: Watchdog) -> None:
         # The next number is taken before the incident of the other has been heard of, which is
@@ -249,8 +249,8 @@ def test_who_is_still_to_hear_a_verdict_waits_for_it(server: Server, tmp_path: P
 def test_another_takes_over_where_the_owner_of_an_incident_does_not_conclude(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_module, "GATHER_S", 0.5)
-    monkeypatch.setattr(exchange_module, "CONCLUDE_S", 1.0)
+    monkeypatch.setattr(timing, "GATHER_S", 0.5)
+    monkeypatch.setattr(timing, "OWNER_CONCLUDES_S", 1.0)
 
     async def act(one: Watchdog, other: Watchdog) -> None:
         mine = await one.exchange.ask(full=False)
@@ -308,7 +308,7 @@ def test_ranks_of_another_node_are_not_taken_from_an_answer(server: Server, tmp_
 def test_a_node_that_does_not_answer_is_named_with_its_ranks(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_module, "GATHER_S", 0.2)
+    monkeypatch.setattr(timing, "GATHER_S", 0.2)
 
     async def act(one: Watchdog, other: Watchdog) -> None:
         silence = asyncio.Event()
@@ -444,7 +444,7 @@ def test_what_no_store_would_answer_is_taken_for_none() -> None:
 def test_a_store_that_is_not_there_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_module, "JOIN_S", 1.0)
+    monkeypatch.setattr(timing, "JOIN_S", 1.0)
 
     async def act() -> Watchdog:
         one = Watchdog(0, tmp_path)

@@ -25,8 +25,16 @@ from hangwatch.model.codec import CodecError
 from hangwatch.watchdog.peers import rounds
 from hangwatch.watchdog.peers import store as store_module
 from hangwatch.watchdog.peers.exchange import Allowance
-from hangwatch.watchdog.peers.messages import MAX_MESSAGE_BYTES, Node
-from hangwatch.watchdog.peers.packing import MAX_BLOB_BYTES, Groups, Library, Room, complete, unpack
+from hangwatch.watchdog.peers.messages import (
+    MAX_BLOB_BYTES,
+    MAX_MESSAGE_BYTES,
+    Groups,
+    Library,
+    Node,
+    Room,
+    complete,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from waiting import in_time, until
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
 from hangwatch.agent.sample.sampler import PERIOD_S
 from hangwatch.errors import PageError
-from hangwatch.evidence import flights
+from hangwatch.evidence import flights, timing
 from hangwatch.evidence.page import parse_page
 from hangwatch.model.kinds import Phase
 
@@ -596,7 +596,7 @@ class TestALivingRank:
     ) -> None:
         _, path = waiting
         # That of the Python recorder looks for requests when it samples.
-        bound_s = PERIOD_S / 2 if read(path).recorder == "native" else flights.TIMEOUT_S
+        bound_s = PERIOD_S / 2 if read(path).recorder == "native" else timing.FLIGHT_ANSWER_S
         spent = []
         for _ in range(5):
             before = read(path).gil_ns
@@ -670,7 +670,7 @@ def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Pa
         issued = read(page).groups[0].enqueued
         begin = time.monotonic()
         answer = asyncio.run(flights.ask(page))
-        in_time(begin, flights.TIMEOUT_S)
+        in_time(begin, timing.FLIGHT_ANSWER_S)
         assert time.monotonic_ns() - read(page).gil_ns > 3 * 10**9
         (dump,) = answer.splitlines()
         entries = json.loads(dump)["entries"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from hangwatch.watchdog.peers import store as store_module
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.store import Store, StoreLostError, connect
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ async def pretending(says: bytes) -> AsyncIterator[int]:
 def test_what_is_no_store_is_lost_after_a_while(
     says: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "CALL_S", 0.5)
+    monkeypatch.setattr(timing, "STORE_CALL_S", 0.5)
 
     async def act() -> None:
         async with pretending(says) as port:

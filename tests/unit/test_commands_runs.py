@@ -11,7 +11,7 @@ import pytest
 from made_hello import facts
 
 from hangwatch.commands import runs
-from hangwatch.commands.top.command import EXIT_UNCLEAR, top
+from hangwatch.commands.top import EXIT_UNCLEAR, top
 from hangwatch.errors import UsageError
 from hangwatch.run import handshake, rundir
 from hangwatch.run.peers import SharedRun

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from monitoring import RULES, all_panels, boards, expressions, tool
 
-from hangwatch.metrics.families import NodeCollector
+from hangwatch.metrics.families import NodeCollector, NodeSnapshot
 from hangwatch.metrics.gpu import gpu_metrics
-from hangwatch.metrics.snapshot import NodeSnapshot
 from hangwatch.model.gpu import GpuState, NodeGpus, Xid
 from hangwatch.model.report import RunInfo
 from hangwatch.model.snapshot import Thresholds

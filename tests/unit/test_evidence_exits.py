@@ -36,50 +36,67 @@ def finish(child: subprocess.Popen[bytes]) -> None:
     child.communicate()
 
 
-def after_end(
-    code: str, end: Callable[[subprocess.Popen[bytes]], Any], *, reap: bool = False
-) -> ProcessState:
-    """What is known of a child after it was ended in some way."""
-
-    async def watch() -> ProcessState:
-        exits, told = Exits(), asyncio.Event()
-        exits.on_exit = lambda _: told.set()
-        child, start_ticks = start(code)
-        exits.track(child.pid, start_ticks)
-        assert exits.state(child.pid, start_ticks).alive
-        end(child)
-        if reap:
-            child.wait()
-        await within(told.wait())
-        state = exits.state(child.pid, start_ticks)
-        exits.close()
-        finish(child)
-        return state
-
-    return asyncio.run(watch())
-
-
 def go_on(child: subprocess.Popen[bytes]) -> None:
     assert child.stdin is not None
     child.stdin.write(b"\n")
     child.stdin.flush()
 
 
+def in_turn(
+    *ends: Callable[[subprocess.Popen[bytes]], Any],
+    code: str = "input()",
+    reap: bool = False,
+    asked_s_ago: float | None = None,
+    up_s: float | None = None,
+) -> list[ProcessState]:
+    """What is known of children that were ended one after the other.
+
+    asked_s_ago: when their launcher was asked to end. up_s: how long the machine is up.
+    """
+
+    async def watch() -> list[ProcessState]:
+        clock = time.monotonic_ns if up_s is None else lambda: int(up_s * 1e9)
+        exits, told = Exits(now_ns=clock), asyncio.Semaphore(0)
+        if asked_s_ago is not None:
+            exits.asked_to_end_ns = time.monotonic_ns() - int(asked_s_ago * 1e9)
+        exits.on_exit = lambda _: told.release()
+        children = [start(code) for _ in ends]
+        for child, start_ticks in children:
+            exits.track(child.pid, start_ticks)
+            assert exits.state(child.pid, start_ticks).alive
+        for (child, _), end in zip(children, ends, strict=True):
+            end(child)
+            if reap:
+                child.wait()
+            await within(told.acquire())
+        states = [exits.state(child.pid, start_ticks) for child, start_ticks in children]
+        exits.close()
+        for child, _ in children:
+            finish(child)
+        return states
+
+    return asyncio.run(watch())
+
+
+def by(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
+    return lambda child: child.send_signal(number)
+
+
 def test_an_exit_code_is_read_from_the_zombie() -> None:
-    state = after_end("input(); raise SystemExit(3)", go_on)
+    (state,) = in_turn(go_on, code="input(); raise SystemExit(3)")
     assert (state.alive, state.exit_code, state.signal) == (False, 3, None)
     assert state.gone_age_s is not None
     assert state.gone_age_s < BOUND_S
 
 
 def test_a_signal_is_read_from_the_zombie() -> None:
-    state = after_end("input()", lambda child: child.send_signal(signal.SIGKILL))
+    (state,) = in_turn(by(signal.SIGKILL))
     assert (state.exit_code, state.signal, state.oom_killed) == (None, signal.SIGKILL, False)
     assert not state.terminated_by_launcher
 
 
 def test_how_a_reaped_process_ended_is_known_where_the_kernel_keeps_it() -> None:
-    state = after_end("input(); raise SystemExit(3)", go_on, reap=True)
+    (state,) = in_turn(go_on, code="input(); raise SystemExit(3)", reap=True)
     assert not state.alive
     kernel = tuple(int(part) for part in os.uname().release.split(".")[:2])
     assert state.exit_code == (3 if kernel >= (6, 15) else None)
@@ -108,41 +125,6 @@ def test_a_reused_pid_is_not_taken_for_the_rank() -> None:
         return state
 
     assert not asyncio.run(watch()).alive
-
-
-def in_turn(
-    *ends: Callable[[subprocess.Popen[bytes]], Any],
-    asked_s_ago: float | None = None,
-    up_s: float | None = None,
-) -> list[ProcessState]:
-    """What is known of children that were ended one after the other.
-
-    asked_s_ago: when their launcher was asked to end. up_s: how long the machine is up.
-    """
-
-    async def watch() -> list[ProcessState]:
-        clock = time.monotonic_ns if up_s is None else lambda: int(up_s * 1e9)
-        exits, told = Exits(now_ns=clock), asyncio.Semaphore(0)
-        if asked_s_ago is not None:
-            exits.asked_to_end_ns = time.monotonic_ns() - int(asked_s_ago * 1e9)
-        exits.on_exit = lambda _: told.release()
-        children = [start() for _ in ends]
-        for child, start_ticks in children:
-            exits.track(child.pid, start_ticks)
-        for (child, _), end in zip(children, ends, strict=True):
-            end(child)
-            await within(told.acquire())
-        states = [exits.state(child.pid, start_ticks) for child, start_ticks in children]
-        exits.close()
-        for child, _ in children:
-            finish(child)
-        return states
-
-    return asyncio.run(watch())
-
-
-def by(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
-    return lambda child: child.send_signal(number)
 
 
 def test_who_is_killed_after_another_has_failed_was_ended_by_the_launcher() -> None:

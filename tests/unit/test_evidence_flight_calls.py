@@ -14,7 +14,7 @@ from made_pages import SITE, event, group, page
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.evidence.flight import job_snapshot, newest, parse_json, rank_ops
-from hangwatch.evidence.flight.calls import calls
+from hangwatch.evidence.flight.entries import calls
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Kind, OpState

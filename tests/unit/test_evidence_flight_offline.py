@@ -8,7 +8,7 @@ import pytest
 from recorded import SECOND, UNIX, config, done, dumped, entry, status
 
 from hangwatch.evidence.flight import job_snapshot
-from hangwatch.evidence.flight.calls import calls
+from hangwatch.evidence.flight.entries import calls
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState
 

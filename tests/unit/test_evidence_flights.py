@@ -12,15 +12,18 @@ from sampling import RECORDER, sampling
 from waiting import until
 
 from hangwatch.errors import EvidenceError
-from hangwatch.evidence import flights
+from hangwatch.evidence import flights, timing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_request_that_is_not_answered_is_taken_back(tmp_path: Path) -> None:
+def test_a_request_that_is_not_answered_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "FLIGHT_ANSWER_S", 0.1)
     with pytest.raises(EvidenceError, match="did not answer"):
-        asyncio.run(flights.ask(tmp_path / "r0-0-1.page", 0.1))
+        asyncio.run(flights.ask(tmp_path / "r0-0-1.page"))
     assert list(tmp_path.iterdir()) == []
 
 

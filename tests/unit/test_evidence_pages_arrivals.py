@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.evidence.pages.arrivals import BOUNDS_S, Arrivals, Issued, Members, loop_period_s
+from hangwatch.evidence import timing
+from hangwatch.evidence.pages.arrivals import Arrivals, Issued, Members, loop_period_s
 
 MS = 1_000_000
 PAIR = Members(0, ((0, 100), (1, 101)))
@@ -28,7 +29,7 @@ def test_a_place_counts_once_however_often_the_rings_are_read() -> None:
         add(arrivals, calls(range(1, end)), calls(range(1, end), late_ms=2))
     (found,) = arrivals.groups()
     assert sum(found.buckets) == 8
-    assert found.buckets[BOUNDS_S.index(0.003)] == 8
+    assert found.buckets[timing.ARRIVAL_BOUNDS_S.index(0.003)] == 8
     assert found.last == ((0, 0), (1, 8))
     assert dict(found.delay_s) == {0: 0, 1: pytest.approx(0.016)}
     assert found.spread_s == pytest.approx(0.016)
@@ -68,11 +69,11 @@ def test_another_group_of_the_name_and_other_processes_count_from_the_first_plac
 
 def test_the_buckets_take_what_is_up_to_their_bound() -> None:
     arrivals = Arrivals()
-    for place, bound_s in enumerate((*BOUNDS_S, 11.0), start=1):
+    for place, bound_s in enumerate((*timing.ARRIVAL_BOUNDS_S, 11.0), start=1):
         late = [Issued(0, place, int(bound_s * 1e9), LINE)]
         add(arrivals, [Issued(0, place, 0, LINE)], late)
     (found,) = arrivals.groups()
-    assert found.buckets == (1,) * (len(BOUNDS_S) + 1)
+    assert found.buckets == (1,) * (len(timing.ARRIVAL_BOUNDS_S) + 1)
 
 
 def test_a_turn_of_the_loop_is_between_calls_of_the_rarest_line() -> None:

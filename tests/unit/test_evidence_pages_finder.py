@@ -16,6 +16,8 @@ from hangwatch.evidence.page import MAX_BYTES
 from hangwatch.evidence.pages.finder import MAX_REPORTED, Pages
 from hangwatch.model.kinds import Phase
 
+pytest_plugins = ["said_news"]
+
 
 class Clock:
     def __init__(self) -> None:
@@ -23,16 +25,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.s
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    return tmp_path / "stderr"
-
-
-@pytest.fixture
-def news(said: Path) -> News:
-    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
 
 
 @pytest.fixture

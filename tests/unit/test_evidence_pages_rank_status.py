@@ -12,7 +12,7 @@ from made_pages import event, group, page, write
 
 from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
-from hangwatch.evidence.pages.rank_status import CallId, RankStatus, rank_statuses
+from hangwatch.evidence.pages.look import CallId, RankStatus, rank_statuses
 from hangwatch.evidence.processes import LaunchedRank, read_stat
 from hangwatch.model.kinds import OpState, Phase
 

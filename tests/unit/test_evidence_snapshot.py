@@ -13,7 +13,7 @@ from made_pages import SITE, WORLD, event, page
 
 from hangwatch.evidence import sources
 from hangwatch.evidence.processes import LaunchedRank
-from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
+from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself, with_process
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord, PageMark, PageNewGroup
@@ -100,7 +100,8 @@ def test_what_the_recorder_could_not_do_is_missing_evidence() -> None:
 
 
 def test_a_rank_without_a_page_is_one_that_never_came_to_torch() -> None:
-    found = launched_snapshot(LaunchedRank(5, 1, 3, 3, 4), ALIVE, "node0", missing=("no stack",))
+    found = launched_snapshot(LaunchedRank(5, 1, 3, 3, 4), ALIVE, "node0")
+    found = with_process(found, (), (), None, ["no stack"])
     assert (found.rank, found.pid, found.phase) == (3, 5, Phase.BORN)
     assert len(found.missing_evidence) == 2
 
@@ -122,23 +123,17 @@ def named(*files: object) -> dict[str, int]:
     """The files of a rank that is in each of these."""
     frames = tuple(Frame(str(file), 1, "f") for file in files)
     thread = ThreadStack("T", 1, active=True, owns_gil=True, frames=frames)
-    return sources.files_of([rank_snapshot(page(0), ALIVE, "n", 1, threads=(thread,))])
+    return sources.files_of([replace(snapshot(), threads=(thread,))])
 
 
 def test_files_are_named_by_calls_exceptions_and_stacks() -> None:
     worker = ThreadStack("T", 1, active=True, owns_gil=True, frames=(Frame("/d.py", 1, "f"),))
-    found = rank_snapshot(
-        page(
-            0,
-            events=(event(site=Site("/a.py", 1, "f")),),
-            in_call_site=Site("/b.py", 1, "f"),
-            exception=ExceptionRecord("E", "", Site("/c.py", 1, "f")),
-        ),
-        ALIVE,
-        "node0",
-        1,
-        children=(Child(9, "python", ALIVE, (worker,)),),
+    found = snapshot(
+        events=(event(site=Site("/a.py", 1, "f")),),
+        in_call_site=Site("/b.py", 1, "f"),
+        exception=ExceptionRecord("E", "", Site("/c.py", 1, "f")),
     )
+    found = with_process(found, None, (Child(9, "python", ALIVE, (worker,)),), None, ())
     assert set(sources.files_of([found])) == {"/a.py", "/b.py", "/c.py", "/d.py"}
 
 
@@ -215,14 +210,14 @@ def test_what_a_file_imports_is_read_with_it(tmp_path: Path) -> None:
 
 
 def test_the_program_is_read_though_nothing_names_it(script: Path) -> None:
-    seen = rank_snapshot(page(0), ALIVE, "n", 1)
+    seen = snapshot()
     assert list(sources.files_of([replace(seen, program=str(script))])) == [str(script)]
     assert sources.files_of([replace(seen, program=f"{script.parent}/")]) == {}
 
 
 def test_a_program_that_was_started_by_a_relative_name_is_read_once(script: Path) -> None:
     thread = ThreadStack("T", 1, active=True, owns_gil=True, frames=(Frame("./train.py", 1, "f"),))
-    seen = rank_snapshot(page(0), ALIVE, "n", 1, threads=(thread,))
+    seen = with_process(snapshot(), (thread,), (), None, ())
     assert list(sources.files_of([replace(seen, program=str(script))])) == ["./train.py"]
 
 

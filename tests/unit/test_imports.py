@@ -28,7 +28,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "habits", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "threads", "processes", "sockets", "ras", "exits"),
+        *("timing", "page", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
         *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": (
@@ -43,10 +43,10 @@ WITHIN: dict[str, tuple[str, ...]] = {
         "verdict",
     ),
     "watchdog": (
-        *("state", "cadence", "tasks", "peers", "incident", "notices", "telemetry"),
+        *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
-    "commands": ("runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
+    "commands": ("timing", "runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {

@@ -29,16 +29,21 @@ from hangwatch.model.snapshot import (
     Thresholds,
 )
 from hangwatch.model.verdict import Verdict, Wait
-from hangwatch.watchdog.peers import messages, packing
-from hangwatch.watchdog.peers.messages import MAX_MESSAGE_BYTES, Local, Node, Published, Runs, slim
-from hangwatch.watchdog.peers.packing import (
+from hangwatch.watchdog.peers import messages
+from hangwatch.watchdog.peers.messages import (
+    MAX_MESSAGE_BYTES,
     MAX_PLAIN_BYTES,
     Groups,
     Library,
+    Local,
+    Node,
+    Published,
+    Runs,
     complete,
     pack,
     ranks_of,
     runs_of,
+    slim,
     unpack,
 )
 
@@ -153,7 +158,7 @@ def test_a_long_history_is_shortened_in_a_large_job_but_for_what_a_rank_is_in() 
 def test_a_history_that_is_too_large_is_shortened_until_it_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "MAX_MESSAGE_BYTES", 1_500)
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 1_500)
     ops = tuple(replace(op, state=OpState.DONE) for op in snapshot(ops=500).ops)
     found, _ = send(Local((replace(snapshot(), ops=ops),)))
     assert len(found.ranks[0].ops) in (4, 8, 16, 32, 64)
@@ -163,7 +168,7 @@ def test_a_history_that_is_too_large_is_shortened_until_it_fits(
 def test_what_does_not_fit_at_all_is_left_out_and_said_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "MAX_MESSAGE_BYTES", 500)
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 500)
     ranks = tuple(replace(snapshot(rank), node=secrets.token_hex(9)) for rank in range(50))
     message, _ = pack(NODE.node, Local(ranks), WORLD)
     found = complete(unpack(message, NODE, WORLD, {}), Library())

@@ -12,7 +12,7 @@ import pytest
 from incident import EVIDENCE, STALLED, TRAIN, VERDICT, WORLD
 from snapshots import blocked, op, rank, site
 
-from hangwatch.efficiency.habits import Finding, note_of
+from hangwatch.efficiency import Finding, note_of
 from hangwatch.errors import ReportError
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.gpu import GpuState, Xid
@@ -24,11 +24,11 @@ from hangwatch.report.files import load, open_run, write_incident
 from hangwatch.report.html import render_page
 from hangwatch.report.html.content import Page, page_of
 from hangwatch.report.html.graph import MOST_NODES
-from hangwatch.report.html.labels import RankSet
 from hangwatch.report.html.lanes import Axis
 from hangwatch.report.html.nodes import machines
 from hangwatch.report.html.progress import MOST_ROWS, progress
-from hangwatch.text import seconds, shortened
+from hangwatch.report.wording import RankSet
+from hangwatch.text import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,7 +250,7 @@ def test_the_hole_is_where_the_others_came() -> None:
     assert missing.waits_from is None
     assert waits.hole is None
     assert waits.waits_from == waits.marks[-1].x
-    assert waits.label == "all_reduce #3, 4 s"
+    assert waits.label == "all_reduce #3, 4.0 s"
     assert [mark.x for mark in waits.marks] == sorted(mark.x for mark in waits.marks)
 
 
@@ -378,7 +378,7 @@ def test_how_a_process_ended_is_told() -> None:
     killed = replace(rank(1).process, alive=False, signal=9, gone_age_s=3.25)
     found = machines(report_of(rank(0), replace(rank(1), process=killed)))
     assert [process.state for process in found.processes] == [
-        "ended by SIGKILL, 3.25 s before the verdict"
+        "ended by SIGKILL, 3.2 s before the verdict"
     ]
 
 
@@ -416,20 +416,6 @@ def test_a_set_of_ranks_is_short_to_read_and_whole_to_search() -> None:
 def test_a_long_name_loses_its_middle() -> None:
     assert shortened("x" * 10_000, 9) == "xxxx…xxxx"
     assert shortened("short") == "short"
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (0.0000124, "12.4 µs"),
-        (0.0123, "12.3 ms"),
-        (9.34, "9.34 s"),
-        (720, "12 min"),
-        (9e3, "2.5 h"),
-    ],
-)
-def test_times_are_told_in_their_unit(value: float, said: str) -> None:
-    assert seconds(value) == said
 
 
 # --- Whatever comes in -------------------------------------------------------------------

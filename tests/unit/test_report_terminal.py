@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
-from hangwatch.efficiency.habits import Finding, note_of
+from hangwatch.efficiency import Finding, note_of
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
 from hangwatch.model.verdict import OK, RootCause, Verdict, Wait

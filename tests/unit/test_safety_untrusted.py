@@ -332,7 +332,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("watchdog/daemon.py", "_watch_to_the_end"): OURS,
     ("evidence/flights.py", "ask"): OURS,
     ("evidence/flights.py", "ask_in_passing"): OURS,
-    ("watchdog/notices/gpus.py", "_has_device"): PROC,
     ("evidence/exits.py", "_find"): PROC,
     ("evidence/exits.py", "_count"): PROC,
     ("evidence/pages/finder.py", "_map"): "a descriptor of untrusted.open_file()",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hangwatch.model.snapshot import Thresholds
 from hangwatch.watchdog.cadence import Cadence
 
 
@@ -32,66 +36,66 @@ class Job:
             self.cadence.observe(self.now_s, moved=False, waits={0: since})
         self.cadence.observe(self.now_s, moved=recovers, waits={0: None} if recovers else {})
 
+    def restart(self) -> None:
+        """The ranks are started once more."""
+        self.cadence.forget_waits()
 
-def test_a_job_that_nothing_is_known_of_gets_the_lowest_bounds() -> None:
-    found = Cadence(None, None).thresholds()
-    assert (found.suspect_after_s, found.hang_after_s) == (10, 300)
+
+Act = Callable[[Job], object]
 
 
-def test_a_busy_job_is_suspected_soon() -> None:
+def step(gap_s: float, times: int = 1) -> Act:
+    def steps(job: Job) -> None:
+        for _ in range(times):
+            job.step(gap_s)
+
+    return steps
+
+
+def wait(wait_s: float, *, recovers: bool = True) -> Act:
+    return lambda job: job.wait(wait_s, recovers=recovers)
+
+
+@pytest.mark.parametrize(
+    ("cadence", "acts", "thresholds"),
+    [
+        pytest.param(Cadence(None, None), [], (10, 300), id="nothing is known"),
+        pytest.param(Cadence(None, None), [step(0.3, 400)], (10, 300), id="a busy job"),
+        pytest.param(Cadence(None, None), [step(5, 40)], (40, 300), id="long steps"),
+        pytest.param(Cadence(None, None), [step(60, 40)], (120, 300), id="patience is bounded"),
+        pytest.param(Cadence(None, None), [wait(60)], (90, 300), id="a wait that recovered"),
+        pytest.param(Cadence(None, None), [wait(400)], (600, 1200), id="a very long one"),
+        pytest.param(Cadence(None, None), [wait(2000)], (3000, 6000), id="twice the suspicion"),
+        pytest.param(Cadence(None, None), [wait(200), wait(20)], (300, 600), id="a shorter one"),
+        pytest.param(Cadence(10, None), [wait(1000)], (10, 1800), id="half an hour is a hang"),
+        pytest.param(Cadence(5, 20), [wait(400)], (5, 20), id="what the user sets stays"),
+        pytest.param(Cadence(None, 30), [wait(400)], (30, 30), id="a hang bounds the suspicion"),
+    ],
+)
+def test_patience_is_learnt_within_bounds(
+    cadence: Cadence, acts: list[Act], thresholds: tuple[float, float]
+) -> None:
+    job = Job(cadence)
+    for act in acts:
+        act(job)
+    assert cadence.thresholds() == Thresholds(*thresholds)
+
+
+@pytest.mark.parametrize(
+    ("acts", "least_s", "most_s"),
+    [
+        pytest.param([step(5, 40)], 5, 5, id="long steps"),
+        pytest.param([step(0.5, 600), step(100), step(0.5, 200)], 0, 1, id="one long pause"),
+        pytest.param([step(1), Job.restart, step(400)], 0, 0, id="a restart is no gap"),
+    ],
+)
+def test_the_typical_gap_is_that_of_most_half_minutes(
+    acts: list[Act], least_s: float, most_s: float
+) -> None:
     job = Job(Cadence(None, None))
-    for _ in range(400):
-        job.step(0.3)
-    assert job.cadence.thresholds().suspect_after_s == 10
-
-
-def test_a_job_of_long_steps_is_given_time() -> None:
-    job = Job(Cadence(None, None))
-    for _ in range(40):
-        job.step(5)
-    assert job.cadence.typical_gap_s == 5
-    assert job.cadence.thresholds().suspect_after_s == 40
-
-
-def test_patience_has_an_upper_bound() -> None:
-    job = Job(Cadence(None, None))
-    for _ in range(40):
-        job.step(60)
-    assert job.cadence.thresholds().suspect_after_s == 120
-
-
-def test_one_long_pause_among_many_short_ones_is_not_typical() -> None:
-    job = Job(Cadence(None, None))
-    for _ in range(600):
-        job.step(0.5)
-    job.step(100)
-    for _ in range(200):
-        job.step(0.5)
-    assert job.cadence.typical_gap_s < 1
-
-
-def test_a_wait_that_recovered_is_never_suspected_again() -> None:
-    job = Job(Cadence(None, None))
-    job.wait(60)
-    found = job.cadence.thresholds()
-    assert found.suspect_after_s == 90
-    assert found.hang_after_s == 300
-
-
-def test_a_very_long_wait_that_recovered_raises_the_hang_as_well() -> None:
-    job = Job(Cadence(None, None))
-    job.wait(400)
-    found = job.cadence.thresholds()
-    assert found.suspect_after_s == 600
-    assert found.hang_after_s == 1200
-
-
-def test_a_hang_is_at_least_twice_as_long_as_a_suspicion() -> None:
-    job = Job(Cadence(None, None))
-    job.wait(2000)
-    found = job.cadence.thresholds()
-    assert found.suspect_after_s == 3000
-    assert found.hang_after_s == 6000
+    for act in acts:
+        act(job)
+    assert least_s <= job.cadence.typical_gap_s <= most_s
 
 
 def test_a_rank_that_ended_while_it_waited_has_not_recovered() -> None:
@@ -100,55 +104,20 @@ def test_a_rank_that_ended_while_it_waited_has_not_recovered() -> None:
     assert job.cadence.learnt.longest_recovered_s == 0
 
 
-def test_what_was_waited_for_before_a_restart_has_not_recovered() -> None:
+@pytest.mark.parametrize(
+    ("restarted", "waits", "longest_s"),
+    [(True, None, 0), (False, 100.5, 61)],
+    ids=["before a restart", "a new wait of the same rank"],
+)
+def test_an_old_wait_has_recovered_unless_the_ranks_were_restarted(
+    waits: float | None, longest_s: float, *, restarted: bool
+) -> None:
     cadence = Cadence(None, None)
     cadence.observe(100, moved=True, waits={0: 40.0})
-    cadence.forget_waits()
-    cadence.observe(101, moved=True, waits={0: None})
-    assert cadence.learnt.longest_recovered_s == 0
-
-
-def test_a_new_wait_of_the_same_rank_means_that_the_old_one_recovered() -> None:
-    cadence = Cadence(None, None)
-    cadence.observe(100, moved=True, waits={0: 40.0})
-    cadence.observe(101, moved=True, waits={0: 100.5})
-    assert cadence.learnt.longest_recovered_s == 61
-
-
-def test_a_shorter_wait_that_recovered_later_does_not_take_patience_away() -> None:
-    job = Job(Cadence(None, None))
-    job.wait(200)
-    job.wait(20)
-    assert job.cadence.thresholds().suspect_after_s == 300
-
-
-def test_the_time_that_a_restart_takes_is_no_gap_of_the_job() -> None:
-    job = Job(Cadence(None, None))
-    job.step(1)
-    job.cadence.forget_waits()
-    job.step(400)
-    assert job.cadence.typical_gap_s == 0
-
-
-def test_half_an_hour_is_a_hang_whatever_has_recovered_where_the_user_sets_the_suspicion() -> None:
-    job = Job(Cadence(10, None))
-    job.wait(1000)
-    found = job.cadence.thresholds()
-    assert (found.suspect_after_s, found.hang_after_s) == (10, 1800)
-
-
-def test_what_the_user_sets_stays() -> None:
-    job = Job(Cadence(5, 20))
-    job.wait(400)
-    found = job.cadence.thresholds()
-    assert (found.suspect_after_s, found.hang_after_s) == (5, 20)
-
-
-def test_a_hang_set_by_the_user_bounds_the_learnt_suspicion() -> None:
-    job = Job(Cadence(None, 30))
-    job.wait(400)
-    found = job.cadence.thresholds()
-    assert (found.suspect_after_s, found.hang_after_s) == (30, 30)
+    if restarted:
+        cadence.forget_waits()
+    cadence.observe(101, moved=True, waits={0: waits})
+    assert cadence.learnt.longest_recovered_s == longest_s
 
 
 def test_a_watchdog_that_takes_over_goes_on_from_what_was_learnt() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hangwatch.evidence.pages.rank_status import CallId, RankStatus
+from hangwatch.evidence.pages.look import CallId, RankStatus
 from hangwatch.watchdog.incident.abort import Abort
 
 S = 10**9

@@ -16,11 +16,14 @@ from waiting import BOUND_S
 
 from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident import abort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
+
+pytest_plugins = ["said_news"]
 
 IDLE = "print(1, flush=True); input()"
 DEAF = (
@@ -64,16 +67,6 @@ time.sleep(600)
 Process = tuple[int, int]
 
 
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    return tmp_path / "stderr"
-
-
-@pytest.fixture
-def news(said: Path) -> News:
-    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
-
-
 @contextmanager
 def child(code: str) -> Iterator[tuple[subprocess.Popen[bytes], Process]]:
     """A Python child that has printed a line; its pid and when it started."""
@@ -108,7 +101,7 @@ def ended(
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes the signal has less time to end."""
-    monkeypatch.setattr(abort, "SAVE_S", abort.TERM_S)
+    monkeypatch.setattr(timing, "CHECKPOINT_S", timing.TERM_S)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -136,7 +129,7 @@ class Paused(asyncio.SelectorEventLoop):
         return super().time() + self.paused_s
 
     def pause(self) -> None:
-        self.paused_s += 10 * abort.SAVE_S
+        self.paused_s += 10 * timing.CHECKPOINT_S
 
 
 def test_the_time_in_which_the_machine_was_paused_is_not_that_of_a_rank_that_saves(

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from snapshots import rank
 
-from hangwatch.watchdog.incident.assembly import whole_job
-from hangwatch.watchdog.incident.evidence import Collected
+from hangwatch.watchdog.incident.evidence import Collected, whole_job
+from hangwatch.watchdog.peers.connection import Missing
 from hangwatch.watchdog.peers.messages import Gathered, Local, Node
-from hangwatch.watchdog.peers.reach import Missing
 
 HERE = Collected(1, 6, (rank(0), rank(1)), {"a.py": "here"})
 THERE = Local((rank(2, node="n1"),), {"a.py": "there", "b.py": "b"}, ("something",))

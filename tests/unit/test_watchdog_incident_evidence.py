@@ -70,10 +70,10 @@ def test_what_goes_wrong_with_one_rank_is_missing_of_no_other() -> None:
 
 
 def test_a_rank_whose_calls_are_odd_is_seen_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot(page: RankPage, *_: Any, missing: tuple[str, ...], **__: Any) -> RankSnapshot:
+    def snapshot(page: RankPage, *_: Any, **__: Any) -> RankSnapshot:
         if page.events:
             raise OverflowError("no such time")
-        return rank(page.identity.rank, missing_evidence=missing)
+        return rank(page.identity.rank)
 
     monkeypatch.setattr(evidence, "rank_snapshot", snapshot)
     exits = SimpleNamespace(state=lambda *_: ProcessState(alive=True))

@@ -14,30 +14,23 @@ from incident import EVIDENCE, VERDICT
 from waiting import BOUND_S, in_time, until
 
 from hangwatch.console import News
+from hangwatch.evidence.background import Worker, in_thread
 from hangwatch.evidence.processes import read_stat
-from hangwatch.evidence.threads import Worker, in_thread
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.reporter import hook_variables, run_hook
-from hangwatch.watchdog.notices.startup import Absence
+from hangwatch.watchdog.startup import Absence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytest_plugins = ["said_news"]
+
 HOOK_VARIABLES = ("REPORT", "HEADLINE", "STATE", "KIND", "CULPRITS", "RUN_ID")
 
 
-@pytest.fixture
-def said(tmp_path: Path) -> Path:
-    return tmp_path / "stderr"
-
-
-@pytest.fixture
-def news(said: Path) -> News:
-    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
-
-
-def hook(command: str, news: News, report: Path | None = None, timeout_s: float = BOUND_S) -> None:
+def hook(command: str, news: News, report: Path | None = None) -> None:
     told = hook_variables(EVIDENCE, report)
-    asyncio.run(run_hook(command, report, told, news, timeout_s))
+    asyncio.run(run_hook(command, report, told, news))
 
 
 def test_the_hook_gets_the_report_and_the_verdict(tmp_path: Path, news: News) -> None:
@@ -87,10 +80,11 @@ def test_a_hook_that_fails_is_mentioned_once(
 
 
 def test_a_hook_that_takes_too_long_is_ended_with_all_that_it_started(
-    news: News, said: Path, tmp_path: Path
+    news: News, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(timing, "HOOK_S", 0.3)
     began = time.monotonic()
-    hook(f"sh -c 'sleep 600 & echo $! > {tmp_path}/pid; sleep 600'", news, timeout_s=0.3)
+    hook(f"sh -c 'sleep 600 & echo $! > {tmp_path}/pid; sleep 600'", news)
     in_time(began, 20)
     assert "not done after 0.3 s" in said.read_text()
     left = int((tmp_path / "pid").read_text())

@@ -42,36 +42,38 @@ def told(incidents: Incidents, *events: Event) -> list[Announce | None]:
     """What is announced by these events, in order."""
     found = []
     for event in events:
-        state = {Event.HANG: State.HANG, Event.FAILED: State.FAILED}.get(event, State.SLOW)
-        with_verdict = event in (Event.SLOW, Event.HANG, Event.FAILED)
-        found.append(incidents.happen(event, verdict(state) if with_verdict else None))
+        state = next((state for state in State if state.value == event.value), None)
+        found.append(incidents.happen(event, verdict(state) if state else None))
     return found
 
 
-def test_a_wait_that_passes_is_never_mentioned() -> None:
-    assert told(Incidents(), Event.WAIT, Event.WAIT, Event.PROGRESS) == [None] * 3
-
-
-def test_slow_then_hang_then_recovered_are_each_said_once() -> None:
-    events = [Event.WAIT, Event.SLOW, Event.SLOW, Event.HANG, Event.HANG, Event.PROGRESS]
-    assert told(Incidents(), *events, Event.PROGRESS) == [
-        None,
-        Announce.SLOW,
-        None,
-        Announce.HANG,
-        None,
-        Announce.RECOVERED,
-        None,
-    ]
-
-
-def test_a_hang_never_becomes_slow_again() -> None:
-    assert told(Incidents(), Event.HANG, Event.SLOW) == [Announce.HANG, None]
-
-
-def test_the_same_verdict_is_not_said_again_when_the_job_seemed_to_go_on() -> None:
-    events = [Event.SLOW, Event.PROGRESS, Event.WAIT, Event.SLOW]
-    assert told(Incidents(), *events) == [Announce.SLOW, Announce.RECOVERED, None, None]
+@pytest.mark.parametrize(
+    ("events", "announced"),
+    [
+        pytest.param("wait wait progress", ["", "", ""], id="a wait that passes"),
+        pytest.param(
+            "wait slow slow hang hang progress progress",
+            ["", "slow", "", "hang", "", "recovered", ""],
+            id="each is said once",
+        ),
+        pytest.param("hang slow", ["hang", ""], id="a hang never becomes slow"),
+        pytest.param(
+            "slow progress wait slow",
+            ["slow", "recovered", "", ""],
+            id="the same verdict, when the job seemed to go on",
+        ),
+        pytest.param("hang failed", ["hang", "ended"], id="one more line after a hang"),
+        pytest.param("slow failed", ["slow", "failed"], id="explained in full while slow"),
+        pytest.param(
+            "failed retracted hang",
+            ["failed", "recovered", "hang"],
+            id="a failure that is belied leaves a later hang",
+        ),
+    ],
+)
+def test_events_are_announced_once(events: str, announced: list[str]) -> None:
+    found = told(Incidents(), *map(Event, events.split()))
+    assert [one or "" for one in found] == announced
 
 
 def test_another_place_is_another_incident() -> None:
@@ -87,14 +89,6 @@ def test_the_same_place_after_a_restart_is_another_incident() -> None:
     incidents.happen(Event.HANG, verdict(State.HANG), 0)
     assert incidents.happen(Event.RESTART) is Announce.RESTARTED
     assert incidents.happen(Event.HANG, verdict(State.HANG), 1) is Announce.HANG
-
-
-def test_a_job_that_ends_after_its_hang_gets_one_more_line() -> None:
-    assert told(Incidents(), Event.HANG, Event.FAILED) == [Announce.HANG, Announce.ENDED]
-
-
-def test_a_job_that_ends_while_slow_is_explained_in_full() -> None:
-    assert told(Incidents(), Event.SLOW, Event.FAILED) == [Announce.SLOW, Announce.FAILED]
 
 
 def test_slow_and_hang_are_one_incident() -> None:
@@ -155,16 +149,31 @@ def standing(incidents: Incidents) -> list[State]:
     return [one.state for one in incidents.current]
 
 
-def test_a_verdict_stands_until_what_it_is_about_has_passed() -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(
+            [("wait", []), ("slow", ["slow"]), ("hang", ["hang"]), ("progress", [])],
+            id="until it has passed",
+        ),
+        pytest.param(
+            [("failed", ["failed"]), ("progress", ["failed"]), ("restart", [])],
+            id="a failure until the next start",
+        ),
+        pytest.param(
+            [
+                *(("desync", ["desync"]), ("hang", ["hang", "desync"])),
+                *(("progress", ["desync"]), ("restart", [])),
+            ],
+            id="ranks out of step, whatever else comes and goes",
+        ),
+    ],
+)
+def test_a_verdict_stands(steps: list[tuple[str, list[str]]]) -> None:
     incidents = Incidents()
-    told(incidents, Event.WAIT)
-    assert standing(incidents) == []
-    told(incidents, Event.SLOW)
-    assert standing(incidents) == [State.SLOW]
-    told(incidents, Event.HANG)
-    assert standing(incidents) == [State.HANG]
-    told(incidents, Event.PROGRESS)
-    assert standing(incidents) == []
+    for event, states in steps:
+        told(incidents, Event(event))
+        assert standing(incidents) == states
 
 
 def test_a_verdict_that_is_no_news_stands_all_the_same() -> None:
@@ -174,39 +183,11 @@ def test_a_verdict_that_is_no_news_stands_all_the_same() -> None:
     assert incidents.verdicts == ((State.SLOW, Kind.NEVER_ENTERED),)
 
 
-def test_a_failure_stands_to_the_end_or_to_the_next_start() -> None:
-    incidents = Incidents()
-    told(incidents, Event.FAILED, Event.PROGRESS)
-    assert standing(incidents) == [State.FAILED]
-    told(incidents, Event.RESTART)
-    assert standing(incidents) == []
-
-
-def test_a_failure_that_is_belied_leaves_a_later_hang_to_be_told() -> None:
-    incidents = Incidents()
-    assert told(incidents, Event.FAILED, Event.RETRACTED, Event.HANG) == [
-        Announce.FAILED,
-        Announce.RECOVERED,
-        Announce.HANG,
-    ]
-
-
 def test_a_hang_stands_also_when_the_job_has_ended_of_it() -> None:
     incidents = Incidents()
     incidents.happen(Event.HANG, verdict(State.HANG))
     incidents.happen(Event.FAILED)
     assert standing(incidents) == [State.HANG]
-
-
-def test_that_ranks_are_out_of_step_stands_whatever_else_comes_and_goes() -> None:
-    incidents = Incidents()
-    incidents.happen(Event.DESYNC, verdict(State.DESYNC))
-    told(incidents, Event.HANG)
-    assert standing(incidents) == [State.HANG, State.DESYNC]
-    told(incidents, Event.PROGRESS)
-    assert standing(incidents) == [State.DESYNC]
-    told(incidents, Event.RESTART)
-    assert standing(incidents) == []
 
 
 def test_ranks_that_stay_out_of_step_are_told_once_wherever_their_rings_begin() -> None:

@@ -14,6 +14,7 @@ from waiting import BOUND_S
 
 from hangwatch.console import News
 from hangwatch.report.files import load, open_run, write_incident
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident import reporter as reporting
 from hangwatch.watchdog.incident.reporter import Reporter
 
@@ -76,12 +77,12 @@ def test_a_write_that_timed_out_is_not_overtaken_by_the_next(
     async def work() -> None:
         await reporter.verdict(EVIDENCE, same_incident=False)
         assert reporter.report is None
-        monkeypatch.setattr(reporting, "WRITE_S", BOUND_S)
+        monkeypatch.setattr(timing, "REPORT_WRITE_S", BOUND_S)
         asyncio.get_running_loop().call_later(0.1, may_end.set)
         await reporter.verdict(EVIDENCE, same_incident=True)
 
     monkeypatch.setattr(reporting, "write_incident", slow)
-    monkeypatch.setattr(reporting, "WRITE_S", 0.1)
+    monkeypatch.setattr(timing, "REPORT_WRITE_S", 0.1)
     with (tmp_path / "stderr").open("wb") as error:
         directory = open_run(tmp_path, "r")
         reporter = Reporter(directory, News(error.fileno()), "", error.fileno())

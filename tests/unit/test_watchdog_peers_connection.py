@@ -12,8 +12,9 @@ import pytest
 from made_hello import facts
 
 from hangwatch.model.kinds import Phase
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers import connection
-from hangwatch.watchdog.peers.connection import AGAIN_S, HOLD_S, JOIN_AFTER_S, Peers
+from hangwatch.watchdog.peers.connection import Peers
 from hangwatch.watchdog.peers.messages import Node
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def test_ranks_that_started_the_watch_may_be_followed_by_more(scene: Scene) -> N
     async def work() -> None:
         scene.at(10, ranks=1)
         assert not FakeExchange.made
-        scene.at(10 + JOIN_AFTER_S, ranks=2)
+        scene.at(10 + timing.JOIN_AFTER_S, ranks=2)
         await scene.exchange.done.wait()
         assert FakeExchange.made[0].node.ranks == (0, 1)
 
@@ -123,7 +124,7 @@ def test_ranks_that_started_the_watch_may_be_followed_by_more(scene: Scene) -> N
 def test_ranks_that_do_not_come_are_not_waited_for(scene: Scene) -> None:
     async def work() -> None:
         scene.at(10, ranks=1)
-        scene.at(10 + JOIN_AFTER_S, ranks=1)
+        scene.at(10 + timing.JOIN_AFTER_S, ranks=1)
         await scene.exchange.done.wait()
         assert FakeExchange.made[0].node.ranks == (0,)
 
@@ -134,11 +135,11 @@ def test_a_verdict_waits_for_a_moment_and_no_longer(scene: Scene) -> None:
     async def work() -> None:
         FakeExchange.endless = True
         assert scene.at(10)
-        assert not scene.at(10 + HOLD_S)
+        assert not scene.at(10 + timing.HOLD_VERDICT_S)
         scene.peers.leave()
         assert not scene.at(30, running=False)
         assert scene.at(40, ranks=1)
-        assert not scene.at(40 + HOLD_S, ranks=1, running=False)
+        assert not scene.at(40 + timing.HOLD_VERDICT_S, ranks=1, running=False)
 
     asyncio.run(work())
 
@@ -149,14 +150,14 @@ def test_a_store_that_was_lost_is_joined_anew_where_ranks_wait(scene: Scene) -> 
         await scene.exchange.done.wait()
         (first,) = FakeExchange.made
         first.joined, first.roster = False, (first.node, OTHER)
-        scene.at(10 + 2 * AGAIN_S)  # nobody waits
+        scene.at(10 + 2 * timing.REJOIN_S)  # nobody waits
         assert len(FakeExchange.made) == 1
-        scene.at(10 + 2 * AGAIN_S, wait_s=5)
+        scene.at(10 + 2 * timing.REJOIN_S, wait_s=5)
         await scene.exchange.done.wait()
         _, second = FakeExchange.made
         assert second.roster == (first.node, OTHER)
         second.joined = False
-        scene.at(11 + 2 * AGAIN_S, wait_s=6)  # too soon
+        scene.at(11 + 2 * timing.REJOIN_S, wait_s=6)  # too soon
         assert len(FakeExchange.made) == 2
 
     asyncio.run(work())

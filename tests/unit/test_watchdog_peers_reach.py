@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import in_time
 
-from hangwatch.watchdog.peers import reach
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.peers.connection import Missing, missing, unreachable
 from hangwatch.watchdog.peers.messages import Node
-from hangwatch.watchdog.peers.reach import Missing, missing, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def deaf() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "REACH_S", 0.3)
+    monkeypatch.setattr(timing, "REACH_S", 0.3)
 
 
 def node(number: int, address: str) -> Node:
@@ -68,7 +68,7 @@ def test_what_is_no_address_is_not_asked() -> None:
 def test_those_that_say_nothing_are_asked_at_the_same_time(deaf: int) -> None:
     began = time.monotonic()
     assert asyncio.run(unreachable(["127.0.0.1", *GONE], deaf)) == set(GONE)
-    in_time(began, 2.5 * reach.REACH_S)
+    in_time(began, 2.5 * timing.REACH_S)
 
 
 def test_a_silent_node_whose_machine_is_there_is_not_lost(deaf: int) -> None:

@@ -15,11 +15,10 @@ from hangwatch.model import codec
 from hangwatch.model.kinds import Kind, State
 from hangwatch.watchdog import monitor, state
 from hangwatch.watchdog.cadence import Learnt
-from hangwatch.watchdog.incident.abort import SavedAbort, SavedAborting
-from hangwatch.watchdog.incident.assembly import Detection
+from hangwatch.watchdog.incident.abort import SavedAborting
 from hangwatch.watchdog.incident.incidents import Incidents, Stage
 from hangwatch.watchdog.incident.judge import SavedJudge
-from hangwatch.watchdog.incident.reporter import Elsewhere, SavedReporter
+from hangwatch.watchdog.incident.reporter import Detection, Elsewhere, SavedReporter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +34,7 @@ WHOLE = monitor.State(
     pages=Incarnation(1, ("r0-0-7.page",)),
     judge=SavedJudge(
         INCIDENTS.saved(),
-        SavedAborting(0, SavedAbort((2,), 5, ended_any=True)),
+        SavedAborting(0, (2,), 5, ended_any=True),
         Detection("2026-01-02T03:04:05.000+00:00", 8.25),
         told_elsewhere=False,
     ),

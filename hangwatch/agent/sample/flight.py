@@ -338,7 +338,7 @@ def _with_calls(
     """Yield each entry with a key for its call, or for its group of coalesced calls.
 
     Of a coalesced group only the last entry, which ends it, is ever retired
-    (evidence/flight/calls.py). That of sends and recvs is called none of them
+    (evidence/flight/entries.py). That of sends and recvs is called none of them
     (evidence/flight/recorder.py).
     """
     last: dict[object, tuple[object, tuple[object, ...]]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from hangwatch.commands import timing
 from hangwatch.errors import ReportError, UsageError
 from hangwatch.launch.command import Signals
 from hangwatch.launch.signals import FORWARDED
@@ -18,8 +19,6 @@ RANKS = 4
 CULPRIT = 2
 REASON = "data_loading"
 PROGRAM = Path(__file__).with_name("train.py")
-SUSPECT_AFTER_S = 3.0
-HANG_AFTER_S = 8.0
 EXIT_MISSED = 1
 
 
@@ -32,14 +31,14 @@ def demonstrate(environ: Mapping[str, str]) -> int:
         raise UsageError("the demo trains a small model: pip install torch first")
     settings = Config(
         run_id=f"demo-{new_run_id()}",
-        suspect_after_s=SUSPECT_AFTER_S,
-        hang_after_s=HANG_AFTER_S,
+        suspect_after_s=timing.DEMO_SUSPECT_S,
+        hang_after_s=timing.DEMO_HANG_S,
         on_hang=OnHang.ABORT,
     )
     _say(
         f"{RANKS} processes train a small model on the CPU. In a while the data loader of rank\n"
         f"{CULPRIT} will stall, and all ranks will hang. The job knows nothing of hangwatch:\n\n"
-        f"  hangwatch --suspect-after {SUSPECT_AFTER_S:g} --hang-after {HANG_AFTER_S:g}"
+        f"  hangwatch --suspect-after {timing.DEMO_SUSPECT_S:g} --hang-after {timing.DEMO_HANG_S:g}"
         f" --on-hang abort \\\n"
         f"      torchrun --standalone --nproc-per-node={RANKS} {PROGRAM.name}\n"
     )

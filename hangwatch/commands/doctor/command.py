@@ -14,10 +14,10 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from hangwatch import __version__
-from hangwatch.commands import Arguments, print_lines
+from hangwatch.commands import Arguments, print_lines, timing
 from hangwatch.commands.doctor.findings import figures, trial_findings
 from hangwatch.commands.doctor.machine import installation, surroundings, watched_jobs
-from hangwatch.commands.doctor.trial import PATIENCE_S, run
+from hangwatch.commands.doctor.trial import run
 from hangwatch.console import printable
 from hangwatch.errors import UsageError
 from hangwatch.preflight import Finding, Grade
@@ -25,7 +25,6 @@ from hangwatch.preflight.job import job, parse_command
 
 SCHEMA = "hangwatch.doctor/1"
 EXIT_FAILS = 1
-LONGEST_S = 3600.0
 _CHECK = 10
 """Characters of the longest name of a check."""
 _INDENT = 6 + _CHECK + 1
@@ -77,8 +76,8 @@ def _arguments() -> Arguments:
         "--timeout",
         metavar="S",
         type=_seconds,
-        default=PATIENCE_S,
-        help=f"seconds until all ranks have to be there ({PATIENCE_S:g})",
+        default=timing.TRIAL_PATIENCE_S,
+        help=f"seconds until all ranks have to be there ({timing.TRIAL_PATIENCE_S:g})",
     )
     parser.usage = "hangwatch doctor [-h] [--json] [--timeout S] [-- COMMAND...]"
     parser.epilog = (
@@ -94,8 +93,8 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 1 <= value <= LONGEST_S:
-        raise ArgumentTypeError(f"{text}: use 1 to {LONGEST_S:g} seconds")
+    if not 1 <= value <= timing.TRIAL_PATIENCE_MOST_S:
+        raise ArgumentTypeError(f"{text}: use 1 to {timing.TRIAL_PATIENCE_MOST_S:g} seconds")
     return value
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
-from hangwatch.commands import runs
+from hangwatch.commands import runs, timing
 from hangwatch.commands.runs import RunPages
 from hangwatch.errors import EvidenceError, UsageError
+from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
 from hangwatch.evidence.sockets import listener
 from hangwatch.evidence.stacks import PySpy, find_py_spy
-from hangwatch.evidence.threads import in_thread
 from hangwatch.model import native
 from hangwatch.preflight import Finding, fail, machine, network, ok, rendezvous, warn
 from hangwatch.preflight.job import Job, number
@@ -37,8 +37,6 @@ from hangwatch.text import counted, the_ranks
 _NO_LIBRARY = "cannot open shared object file"
 """The message of dlopen for a library that is not there."""
 OLDEST_TORCH = (2, 4)
-PY_SPY_S = 20.0
-RESOLVE_S = 10.0
 _DEVICE = re.compile(r"nvidia[0-9]+")
 
 
@@ -107,7 +105,7 @@ def _stacks() -> str:
         try:
             if sleeper.stdout:
                 sleeper.stdout.readline()
-            asyncio.run(PySpy(Stacks.PYTHON).dump(sleeper.pid, PY_SPY_S))
+            asyncio.run(PySpy(Stacks.PYTHON).dump(sleeper.pid, timing.DOCTOR_PY_SPY_S))
         finally:
             sleeper.kill()
     return f"{find_py_spy()} may read other processes"
@@ -220,14 +218,12 @@ def _meeting_point(job: Job, present: Sequence[Interface], hostname: str) -> Fin
     return ok(rendezvous.CHECK, "no MASTER_ADDR and MASTER_PORT: the launcher sets them")
 
 
-def in_time(
-    name: str, within_s: float = RESOLVE_S, resolver: Resolve = network.resolve
-) -> Sequence[str]:
+def in_time(name: str, resolver: Resolve = network.resolve) -> Sequence[str]:
     """Return the addresses of a name, without waiting for a dead name server. Raises OSError."""
     try:
-        return asyncio.run(in_thread(partial(resolver, name), within_s))
+        return asyncio.run(in_thread(partial(resolver, name), timing.DOCTOR_RESOLVE_S))
     except TimeoutError:
-        raise TimeoutError(f"no answer within {within_s:g} s") from None
+        raise TimeoutError(f"no answer within {timing.DOCTOR_RESOLVE_S:g} s") from None
 
 
 def gpus_seen(directory: str = "/dev") -> int:

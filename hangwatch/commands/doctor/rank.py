@@ -26,8 +26,17 @@ import torch
 import torch.distributed as dist
 
 from hangwatch import __version__
-from hangwatch.commands.doctor import roll_call
-from hangwatch.commands.doctor.outcome import STEP_S, Outcome, Stage, init_s, longest_s
+from hangwatch.commands import timing
+from hangwatch.commands.doctor.outcome import (
+    Outcome,
+    Roll,
+    Stage,
+    await_keys,
+    call_roll,
+    init_s,
+    longest_s,
+    try_connections,
+)
 from hangwatch.preflight import network
 from hangwatch.preflight.job import number
 
@@ -43,13 +52,10 @@ ALIKE = (
     *("NCCL_SHM_DISABLE", "NCCL_SOCKET_FAMILY", "TORCH_NCCL_BLOCKING_WAIT"),
 )
 """Variables that must be the same on all ranks."""
-_OVERTIME_S = 5.0
 TIMES = 20
 LARGE_TIMES = 3
 SMALL_BYTES = 4
 SIZES_BYTES = (1 << 20, 16 << 20, 256 << 20)
-MOST_S = 1.0
-"""A larger size is tried if the one before took less for each call."""
 CPU_BYTES = 16 << 20
 _FLOAT = 4
 
@@ -128,7 +134,7 @@ class _Trial:
         self._at(Stage.STORE)
         store = self._store()
         self._at(Stage.ROLL_CALL)
-        roll = roll_call.call(store, rank, own, size, self.patience_s)
+        roll = call_roll(store, rank, own, size, self.patience_s)
         leaders = roll.leaders()
         self.outcome.ranks = [{"rank": n, **known} for n, known in sorted(roll.ranks.items())]
         self.outcome.missing = roll.missing
@@ -179,17 +185,18 @@ class _Trial:
         )
         return dist.PrefixStore(f"doctor/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
-    def _connect(self, store: Any, roll: roll_call.Roll) -> None:
+    def _connect(self, store: Any, roll: Roll) -> None:
         """Let the first rank of each node try its connections; the others wait for the results."""
         if len(roll.leaders()) == 1:
             return
         rank = self.outcome.rank
         if rank in roll.leaders():
-            address = self._address()
-            self.outcome.broken = roll_call.try_connections(store, rank, roll, address, STEP_S)
+            self.outcome.broken = try_connections(
+                store, rank, roll, self._address(), timing.TRIAL_STEP_S
+            )
             if rank == 0:
                 store.set("broken", json.dumps(self.outcome.broken))
-        roll_call.await_keys(store, ["broken"], 2 * STEP_S)
+        await_keys(store, ["broken"], 2 * timing.TRIAL_STEP_S)
         broken = json.loads(store.get("broken"))
         if broken:
             raise RuntimeError(f"{len(broken)} connections between nodes failed")
@@ -212,7 +219,7 @@ def _end_in(seconds: float) -> None:
     """End this process in time, whatever hangs."""
 
     def end() -> None:
-        time.sleep(seconds + _OVERTIME_S)
+        time.sleep(seconds + timing.TRIAL_OVERTIME_S)
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
@@ -253,7 +260,7 @@ def measure(device: Any) -> dict[str, Any]:
         seconds = _slowest(_median(partial(all_reduce, tensor), LARGE_TIMES), device)
         bandwidth = 2 * (size - 1) / size * count / seconds
         reduces.append({"bytes": count, "seconds": seconds, "bus_bytes_per_s": bandwidth})
-        if seconds > MOST_S / 4:
+        if seconds > timing.REDUCE_MOST_S / 4:
             break
     return {"barrier_s": barrier_s, "all_reduce": reduces}
 

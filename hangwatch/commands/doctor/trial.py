@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hangwatch.commands import timing
 from hangwatch.commands.doctor import outcome
 from hangwatch.commands.doctor.outcome import Outcome
 from hangwatch.commands.runs import DIRECTORY
@@ -28,17 +29,8 @@ from hangwatch.safety import redaction
 from hangwatch.settings.config import PREFIX
 
 PROGRAM = Path(__file__).parent / "program" / "trial.py"
-PATIENCE_S = 120.0
-"""Until all ranks have to be there, and the first of this node: on several nodes a person
-starts the line on each."""
-START_S = 60.0
-"""A launcher's start and two imports of torch may take this long on several nodes, however short
-the patience. On one node there is no other to wait for, and PATIENCE_S is the least."""
-GRACE_S = 10.0
 KEPT_LINES = 40
-_LOOK_S = 0.1
 _WATCH = ("--on-hang=abort", "--metrics-addr=off", "--no-gpu")
-_LEAST_S = 5.0
 
 
 @dataclass(slots=True)
@@ -71,7 +63,7 @@ def _watched(
     words: list[str], environ: Mapping[str, str], job: Job, patience_s: float, directory: Path
 ) -> Trial:
     trial = Trial(redaction.command(words))
-    hang_s = max(_LEAST_S, outcome.init_s(patience_s) / 3)  # before torch's own timeout
+    hang_s = max(timing.TRIAL_HANG_LEAST_S, outcome.init_s(patience_s) / 3)
     began = time.monotonic()
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 (the user's own line)
@@ -87,7 +79,7 @@ def _watched(
             start_new_session=True,
         )
         try:
-            least_s = START_S if job.several_nodes else PATIENCE_S
+            least_s = timing.TRIAL_START_S if job.several_nodes else timing.TRIAL_PATIENCE_S
             _wait(process, directory, patience_s, max(patience_s, least_s))
             trial.exit_code = process.poll()
             trial.peers = peers(job.port) if job.port else []
@@ -126,7 +118,7 @@ def _wait(
         started = any(directory.glob(outcome.PATTERN))
         if waited_s > start_s + (outcome.longest_s(patience_s) if started else 0):
             return
-        time.sleep(_LOOK_S)
+        time.sleep(timing.TRIAL_POLL_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -136,4 +128,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
+                process.wait(timing.TRIAL_GRACE_S)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.commands.runs import DIRECTORY
 from hangwatch.evidence.processes import PROC, Stat, Tree, environment, read_stat
 from hangwatch.model.page import MAX_WORLD
-from hangwatch.safety import untrusted
+from hangwatch.preflight.job import number
 
 _NAMES = frozenset(
     {
@@ -156,15 +156,15 @@ def _process(stat: Stat, proc: str) -> Process:
         stat.pid,
         stat.start_ticks,
         JobKey(master, elastic_id, 0 if master else stat.ppid),
-        _number(variables.get("RANK", ""), -1),
-        _number(variables.get("LOCAL_RANK", ""), -1),
-        _number(variables.get("WORLD_SIZE", ""), 0),
-        _number(variables.get("LOCAL_WORLD_SIZE", ""), 0),
+        _number(variables, "RANK", -1),
+        _number(variables, "LOCAL_RANK", -1),
+        _number(variables, "WORLD_SIZE", 0),
+        _number(variables, "LOCAL_WORLD_SIZE", 0),
         variables.get(DIRECTORY, ""),
     )
 
 
-def _number(text: str, otherwise: int) -> int:
-    """Return the number in a variable, which anyone may set: no larger than any job."""
-    number = untrusted.parse_number(text)
-    return otherwise if number is None or number > MAX_WORLD else number
+def _number(variables: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Return a variable, which anyone may set, as a number: no larger than any job."""
+    found = number(variables, name)
+    return otherwise if found is None or found > MAX_WORLD else found

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from hangwatch.commands import timing
 from hangwatch.commands.runs import BlockingCall, blocking_call
 from hangwatch.evidence.pages.finder import Seen
-from hangwatch.evidence.pages.look import QUIET_S, Look
+from hangwatch.evidence.pages.look import Look
+from hangwatch.evidence.timing import QUIET_S
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import PageGroup, RankPage
 from hangwatch.report.wording import group_label
 
-RATE_S = 5.0
-"""A rate is that of the last few seconds."""
 _STOPPED = frozenset("Tt")
 
 
@@ -121,7 +121,7 @@ class RankTracker:
         if counts and count < counts[-1][1]:
             counts.clear()  # another process is this rank now
         counts.append((now_ns, count))
-        while len(counts) > 2 and now_ns - counts[1][0] >= RATE_S * 1e9:  # noqa: PLR2004 (a pair)
+        while len(counts) > 2 and now_ns - counts[1][0] >= timing.TOP_RATE_S * 1e9:  # noqa: PLR2004 (a pair)
             counts.popleft()
         then_ns, before = counts[0]
         return (count - before) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else None

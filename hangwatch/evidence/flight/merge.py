@@ -19,15 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
 
-from hangwatch.evidence.flight.calls import Call, calls
-from hangwatch.evidence.flight.entries import FlightDump, FlightEntry, runs_on_device
+from hangwatch.evidence import timing
+from hangwatch.evidence.flight.entries import Call, FlightDump, FlightEntry, calls, runs_on_device
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent, PageGroup, RankPage
 from hangwatch.model.snapshot import OpRecord
-
-SET_NS = 30 * 10**9
-"""Clocks that differ by more than that were set in the meantime."""
 
 
 def rank_ops(
@@ -262,7 +259,7 @@ def _may_be_elsewhere(page: RankPage, made: Sequence[Call] | None) -> bool:
 def _first_not_reached(
     events: Iterable[PageEvent], groups: Mapping[int, PageGroup]
 ) -> dict[int, int]:
-    """Return by slot the first collective that a stream is known not to have come to."""
+    """Return by slot the first collective that a stream is known not to have reached."""
     first: dict[int, int] = {}
     for event in events:
         group = groups.get(event.slot)
@@ -272,7 +269,7 @@ def _first_not_reached(
 
 
 def _reached(event: PageEvent, group: PageGroup) -> bool | None:
-    """True if the stream that a call was made on has come to it, None where that is not known."""
+    """True if the stream that a call was made on has reached it, None where that is not known."""
     if event.p2p or event.device < 0 or group.reached < 0:
         return None
     return event.seq <= group.reached
@@ -296,7 +293,7 @@ def _clock_offset_ns(
     changed = max((group.changed_ns for group in page.groups), default=0)
     sampled = max(created_ns) - changed
     # The sampler sees it up to half a second later. More is a clock that was set since.
-    if of_node_ns is not None and abs(of_node_ns - sampled) < SET_NS:
+    if of_node_ns is not None and abs(of_node_ns - sampled) < timing.CLOCKS_SET_S * 1e9:
         return of_node_ns
     return sampled
 

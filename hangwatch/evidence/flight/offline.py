@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hangwatch.evidence.flight.calls import Call, calls
-from hangwatch.evidence.flight.entries import FlightDump
+from hangwatch.evidence.flight.entries import Call, FlightDump, calls
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.frames import is_user_file
 from hangwatch.model.kinds import Phase

@@ -1,7 +1,7 @@
 """Reads the pickle of a Flight Recorder into plain values, and runs nothing.
 
-pickletools reads the opcodes, each length checked against the file, and only those that plain
-values are made of are followed: dict, list, tuple of scalars, str, int, float, bool and None.
+pickletools reads the opcodes, each length checked against the file, and only the opcodes of
+plain values are followed: dict, list, tuple of scalars, str, int, float, bool and None.
 There is no opcode here that imports, calls or builds an object, so nothing in the file can.
 Memory is bounded, whatever the file asks for: values, containers and nesting are counted.
 """

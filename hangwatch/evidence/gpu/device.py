@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hangwatch.evidence import timing
 from hangwatch.evidence.gpu.nvml import Asker, Nvml, Unit, UnusableError, read
 from hangwatch.model.gpu import GpuState, Xid
 from hangwatch.model.kinds import GpuHealth
 
-EVENTS_MS = 5000
-"""Duration of one wait for events. It returns at once when one comes."""
 MAX_XIDS = 64
 _WHOLE = 0xFFFFFFFF
 """GPU instance of an event that is about the whole GPU."""
@@ -23,9 +21,8 @@ _WHOLE = 0xFFFFFFFF
 class Pace:
     """Seconds between two readings of a GPU, and until NVML counts as silent."""
 
-    read_s: float = 5.0
-    silent_s: float = 15.0
-    """An answer takes some milliseconds; some seconds while a driver starts a GPU."""
+    read_s: float = timing.NVML_READ_S
+    silent_s: float = timing.NVML_SILENT_S
 
 
 @dataclass(slots=True)
@@ -75,7 +72,7 @@ class Gpu:
     """One GPU. Its threads are daemons: one that is stuck in NVML is left behind.
 
     active: set while there are ranks; else nothing is read.
-    earlier(uuid): the errors of that GPU that an earlier watchdog of the run knew of.
+    earlier: by UUID, the errors that an earlier watchdog of the run knew of; it takes its own.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class Gpu:
         nvml: Nvml,
         index: int,
         active: threading.Event,
-        earlier: Callable[[str], Errors],
+        earlier: dict[str, Errors],
         pace: Pace,
     ) -> None:
         self._nvml = nvml
@@ -152,7 +149,7 @@ class Gpu:
         name = ask("name", lambda: str(lib.nvmlDeviceGetName(handle)))
         self._bare = replace(self._bare, uuid=uuid or self._bare.uuid, name=name or "")
         self._units = (Unit(self._bare, {}),)
-        self.errors = self._earlier(self._bare.uuid)
+        self.errors = self._earlier.pop(self._bare.uuid, Errors())
         self._register_for_events(handle)
         return handle
 
@@ -180,13 +177,13 @@ class Gpu:
         lib = self._nvml.lib
         while True:
             try:
-                event = lib.nvmlEventSetWait(events, EVENTS_MS)
+                event = lib.nvmlEventSetWait(events, int(timing.NVML_EVENTS_S * 1000))
             except lib.NVMLError as error:
                 if self._nvml.lacks(error):
                     self.no_events = str(error)
                     return
                 if error.value != lib.NVML_ERROR_TIMEOUT:
-                    time.sleep(EVENTS_MS / 1000)  # the next one may return at once, too
+                    time.sleep(timing.NVML_EVENTS_S)  # the next one may return at once, too
                 continue
             if event.eventType == lib.nvmlEventTypeXidCriticalError:
                 self.errors.note_xid(int(event.eventData), int(event.gpuInstanceId), time.time())

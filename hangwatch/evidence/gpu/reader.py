@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hangwatch.errors import EvidenceError
+from hangwatch.evidence import timing
 from hangwatch.evidence.gpu.device import Errors, Gpu, Pace
 from hangwatch.evidence.gpu.nvml import NO_DRIVER, Nvml, Unit
 from hangwatch.model.gpu import GpuState, NodeGpus
@@ -240,12 +241,9 @@ class Gpus:
         if not count:
             self._off = "the NVIDIA driver has no GPU here"
         self._gpus = tuple(
-            Gpu(nvml, index, self._active, self._errors, self._pace)
+            Gpu(nvml, index, self._active, self._earlier, self._pace)
             for index in range(min(count, MAX_GPUS))
         )
-
-    def _errors(self, uuid: str) -> Errors:
-        return self._earlier.pop(uuid, Errors())
 
     def _units(self) -> list[Unit]:
         return [unit for gpu in self._gpus for unit in gpu.units()]
@@ -270,24 +268,20 @@ def _with_ranks(state: GpuState, at: int, used: Mapping[int, Use]) -> GpuState:
     )
 
 
-ANSWER_S = 10.0
-_POLL_S = 0.02
-
-
-def examine_gpus(answer_s: float = ANSWER_S) -> str:
+def examine_gpus() -> str:
     """Return the driver and its GPUs, in one line. Raises EvidenceError with what is wrong."""
     gpus = Gpus()
     gpus.watch((), active=True)
-    deadline = time.monotonic() + answer_s
+    deadline = time.monotonic() + timing.NVML_ANSWER_S
     while time.monotonic() < deadline and not (gpus.trouble or gpus.all_answered):
-        time.sleep(_POLL_S)
+        time.sleep(timing.NVML_POLL_S)
     if gpus.trouble == NO_DRIVER:
         return f"none: {NO_DRIVER}"
     if gpus.trouble:
         raise EvidenceError(gpus.trouble)
     what, odd = _models(gpus), list(_oddities(gpus))
     if not gpus.all_answered:
-        odd.append(f"NVML has not answered within {answer_s:g} s")
+        odd.append(f"NVML has not answered within {timing.NVML_ANSWER_S:g} s")
     if odd:
         raise EvidenceError("; ".join((what, *odd)))
     return what

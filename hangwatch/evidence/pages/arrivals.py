@@ -1,4 +1,4 @@
-"""Statistics of when the ranks of this node come to the collectives of their groups.
+"""Statistics of when the ranks of this node arrive at the collectives of their groups.
 
 All ranks of a node have one CLOCK_MONOTONIC, so that the moments at which they
 issued the same collective can be compared. Only groups with two members or more
@@ -16,8 +16,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Upper bounds of the histogram's buckets; one more has the rest."""
+from hangwatch.evidence import timing
+
 RECURRENCES = 3
 """Calls from one line of code that are needed to know its period."""
 
@@ -80,7 +80,7 @@ class _Counted:
     members: Members | None = None
     seq: int = 0
     """The last collective that was counted, of these members."""
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(timing.ARRIVAL_BOUNDS_S) + 1))
     spread_s: float = 0.0
     last: Counter[int] = field(default_factory=Counter)
     delay_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -132,7 +132,7 @@ def _count(counted: _Counted, at_ns: Mapping[int, int]) -> None:
     first_ns = min(at_ns.values())
     last = max(at_ns, key=at_ns.__getitem__)
     spread_s = (at_ns[last] - first_ns) / 1e9
-    counted.buckets[bisect_left(BOUNDS_S, spread_s)] += 1
+    counted.buckets[bisect_left(timing.ARRIVAL_BOUNDS_S, spread_s)] += 1
     counted.spread_s += spread_s
     for rank, when_ns in at_ns.items():
         counted.last[rank] += rank == last

@@ -21,6 +21,7 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.errors import PageError
+from hangwatch.evidence import timing
 from hangwatch.evidence.page import MAX_BYTES, SUFFIX, parse_page, parse_ring
 from hangwatch.evidence.pages.worlds import World, choose_world, split_incarnations, world_of
 from hangwatch.evidence.processes import alive
@@ -37,8 +38,6 @@ MAX_REPORTED = 64
 MAX_MEMBERS = 8 << 20
 """Members of groups that all pages of a run name together: 300 MB. Each of a node's ranks in a
 job of 10,000 names that many for each group that spans it."""
-UNFINISHED_S = 2.0
-"""A file younger than this may still be in the making."""
 _NO_ROOM = "No space left on device, neither for its page nor for its note"
 """The meaning of an empty note: it could be made but not written."""
 
@@ -123,7 +122,7 @@ class Pages:
         self._open: dict[str, OpenPage] = {}
         self._refused: dict[str, float] = {}
         self._notes: dict[str, str] = {}
-        self._unfinished_s = UNFINISHED_S
+        self._unfinished_s = timing.PAGE_UNFINISHED_S
         self._at_end: frozenset[str] | None = None
         """Names of the pages that were there when the command ended, None before."""
         self._incarnations: list[frozenset[str]] = []

@@ -1,4 +1,4 @@
-"""The cheap look at all ranks, many times a minute: which of them wait, and since when.
+"""The cheap look at all ranks, many times a minute: the ranks that wait, and since when.
 
 Pages are read without their events; the events too are read only of a rank that has issued
 nothing for a moment, or that may wait, less often the longer that lasts.
@@ -6,19 +6,19 @@ nothing for a moment, or that may wait, less often the longer that lasts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from hangwatch.errors import PageError
+from hangwatch.evidence import timing
 from hangwatch.evidence.pages.finder import OpenPage, Pages, Seen
+from hangwatch.evidence.pages.worlds import start_ns
+from hangwatch.evidence.processes import LaunchedRank
 from hangwatch.model.calls import OF_A_STORE
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import RankPage
 
-QUIET_S = 1.0
-"""A shorter wait is ignored."""
-LEAST_S, MOST_S = 0.4, 5.0
-"""Between two readings of the events of a rank that stays where it is."""
 UNFINISHED = "unfinished_work"
 """Stands for the call where only c10d knows that something is not done."""
 OVER = frozenset({Phase.EXITED, Phase.RAISED})
@@ -123,7 +123,7 @@ class Look:
     def all_wait(self) -> bool:
         """True if every rank that lives waits for longer than a moment."""
         return bool(self.waiting) and all(
-            wait is not None and self.now_ns - wait.since_ns >= QUIET_S * 1e9
+            wait is not None and self.now_ns - wait.since_ns >= timing.QUIET_S * 1e9
             for wait in self.waiting.values()
         )
 
@@ -200,9 +200,9 @@ class Looker:
 
     def _waits_in(self, watched: _Watched, seen: Seen, now_ns: int) -> Waiting | None:
         quiet_s = (now_ns - watched.changed_ns) / 1e9
-        if quiet_s < QUIET_S and not may_wait(seen.light, now_ns, QUIET_S):
+        if quiet_s < timing.QUIET_S and not may_wait(seen.light, now_ns, timing.QUIET_S):
             return None
-        patience_s = min(max(quiet_s / 4, LEAST_S), MOST_S)
+        patience_s = min(max(quiet_s / 4, timing.RING_LEAST_S), timing.RING_MOST_S)
         if now_ns - watched.read_ns >= patience_s * 1e9:
             watched.read_ns = now_ns
             try:
@@ -210,3 +210,106 @@ class Looker:
             except PageError:
                 watched.waiting = None
         return watched.waiting
+
+
+class CallId(NamedTuple):
+    """A call that a rank is inside of: no two calls of its life are equal."""
+
+    op: str
+    slot: int = -1
+    """Of the group on the rank's page, -1 where there is none."""
+    seq: int = 0
+    number: int = 0
+    """Of the event on the page, or when it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """The position of a rank of this node, by its own page and at one moment.
+
+    Ranks are ended by it: nothing in it has come from another node. Times are
+    CLOCK_MONOTONIC in ns.
+    """
+
+    pid: int
+    start_ticks: int
+    waits: Mapping[CallId, int] = field(default_factory=dict)
+    """Calls that it waits in, and since when."""
+    at: Position = ()
+    """All that changes when it makes progress by any means that is counted."""
+    moved_ns: int = 0
+    """Time when it last entered or left a call, as far as that is known."""
+    beat_ns: int = 0
+    """Last beat of its sampler, which writes what is not written at once; 0 if never."""
+    has_page: bool = True
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Its pid and start."""
+        return self.pid, self.start_ticks
+
+    @property
+    def since_ns(self) -> int:
+        """Start of its longest wait, 0 if it does not wait."""
+        return min(self.waits.values(), default=0)
+
+    def is_where(self, before: RankStatus) -> bool:
+        """True if it has made no progress since, and is in the same call if in any."""
+        unmoved = (self.process, self.at, self.moved_ns) == (
+            before.process,
+            before.at,
+            before.moved_ns,
+        )
+        if not before.waits:
+            return unmoved and not self.waits
+        return unmoved and min(before.waits, key=lambda call: before.waits[call]) in self.waits
+
+
+def rank_statuses(
+    seen: Mapping[int, Seen], launched: Iterable[LaunchedRank]
+) -> dict[int, RankStatus]:
+    """Read the status of the ranks of this node from their pages, as those are now.
+
+    A rank whose page cannot be read, or is not written any more, is left out: nothing is
+    known of it. launched: ranks that have no page.
+    """
+    statuses = {
+        process.rank: RankStatus(
+            process.pid,
+            process.start_ticks,
+            moved_ns=start_ns(process.start_ticks),
+            has_page=False,
+        )
+        for process in launched
+    }
+    for rank, rank_seen in seen.items():
+        try:
+            page = rank_seen.page.read(events=True)
+        except PageError:
+            continue
+        if not page.disarmed:
+            statuses[rank] = _status(page)
+    return statuses
+
+
+def _status(page: RankPage) -> RankStatus:
+    waits: dict[CallId, int] = {}
+    moved = [moved_ns(page)]
+    for event in page.events:
+        moved += [event.issued_ns, event.blocked_ns, event.done_ns]
+        if event.state is OpState.BLOCKED:
+            call = CallId(event.op, event.slot, event.seq, event.index)
+            waits[call] = event.blocked_ns or event.issued_ns
+    if page.in_call:
+        waits[CallId(page.in_call, number=page.in_call_ns)] = page.in_call_ns
+    if page.pending_since_ns:
+        waits[CallId(UNFINISHED, number=page.pending_since_ns)] = page.pending_since_ns
+    progress = tuple((group.completed, group.reached, group.passed) for group in page.groups)
+    return RankStatus(
+        page.identity.pid,
+        page.identity.start_ticks,
+        {} if page.phase in OVER else waits,
+        (position(page), progress),
+        max(moved),
+        page.gil_ns,
+    )

@@ -23,7 +23,6 @@ from hangwatch.console import printable
 from hangwatch.errors import ReportError
 from hangwatch.report import schema
 from hangwatch.report.html.graph import Graph, graph
-from hangwatch.report.html.labels import LABEL, RankSet, site_label
 from hangwatch.report.html.lanes import Panel, panels
 from hangwatch.report.html.nodes import Machines, machines
 from hangwatch.report.html.progress import Progress, progress
@@ -31,14 +30,17 @@ from hangwatch.report.html.stacks import Stacks, stacks
 from hangwatch.report.schema import Report
 from hangwatch.report.terminal import format_verdict
 from hangwatch.report.wording import (
+    LABEL,
     LEAST_S,
+    RankSet,
     call_text,
     causes_text,
     certainty_text,
     missing_evidence,
     note_text,
+    site_label,
 )
-from hangwatch.text import seconds, shortened, words
+from hangwatch.text import duration, shortened, words
 
 MOST_MOMENTS = 200
 MOST_UNSEEN = 60
@@ -236,13 +238,13 @@ def _advice(text: str) -> Advice:
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     verdict, run = report["verdict"], report["run"]
     if verdict["stuck_age_s"] >= LEAST_S:
-        yield "stuck for", seconds(verdict["stuck_age_s"])
+        yield "stuck for", duration(verdict["stuck_age_s"])
         if verdict["stuck_since"]:
             yield "stuck since", _moment(verdict["stuck_since"])
     elif verdict["detected_at"]:
         yield "found at", _moment(verdict["detected_at"])
     if verdict["detected_after_s"] >= LEAST_S:
-        yield "found after", seconds(verdict["detected_after_s"])
+        yield "found after", duration(verdict["detected_after_s"])
     if verdict["culprits"]:
         culprits = RankSet.of(verdict["culprits"])
         yield ("culprit" if culprits.count == 1 else "culprits"), culprits.text
@@ -311,7 +313,7 @@ def _timeline(report: Report) -> Iterator[tuple[str, str, str]]:
         if at is None:
             yield shortened(moment["at"], 40), "", what
             continue
-        after = f"+{seconds((at - before).total_seconds())}" if before else ""
+        after = f"+{duration((at - before).total_seconds())}" if before else ""
         yield f"{at:%H:%M:%S}.{at.microsecond // 1000:03}", after, what
         before = at
 

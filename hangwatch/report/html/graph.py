@@ -7,10 +7,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import RankSet, call_label, site_label
 from hangwatch.report.schema import Report
-from hangwatch.report.wording import chain, towards_of
-from hangwatch.text import seconds, shortened, words
+from hangwatch.report.wording import RankSet, call_label, chain, site_label, towards_of
+from hangwatch.text import duration, shortened, words
 
 WIDTH, HEIGHT = 244, 70
 GAP_X, GAP_Y = 48, 16
@@ -251,7 +250,7 @@ def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Report) 
             done = f"{done}, {words(verdict['reason'])}"
         lines.append(done)
     if points:
-        age = seconds(max(at["age_s"] for at in points))
+        age = duration(max(at["age_s"] for at in points))
         sites = {site_label(at["site"], 1) for at in points if at["site"]}
         where = f" at {sites.pop()}" if len(sites) == 1 else ""
         lines += [_in_what(points), f"{age}{where}"]

@@ -15,9 +15,9 @@ from itertools import islice, pairwise
 from statistics import median_high
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import LABEL, RankSet, call_label, site_label
 from hangwatch.report.schema import Report, WaitPoint
-from hangwatch.text import seconds, shortened
+from hangwatch.report.wording import LABEL, RankSet, call_label, site_label
+from hangwatch.text import duration, shortened
 
 LEFT, RIGHT, TOP, BOTTOM = 104.0, 1130.0, 30.0, 30.0
 """Ends of the lanes, and the room above and below them, in the units of the picture."""
@@ -65,7 +65,7 @@ class Axis:
         for length in lengths:
             at.append(at[-1] + length * scale)
         cuts = tuple(
-            Cut((before + after) / 2, seconds(gap))
+            Cut((before + after) / 2, duration(gap))
             for gap, (before, after) in zip(gaps, pairwise(at), strict=True)
             if gap > most
         )
@@ -253,7 +253,7 @@ def _panel(
         lanes,
         tuple(_collectives(calls, heights, axis, holes, {at["seq"] for at in points})),
         tuple(cut for cut in axis.cuts if cut.x > LEFT + FIRST_WIDTH),
-        seconds(axis.ages[0]),
+        duration(axis.ages[0]),
         TOP + LANE * len(ranks) + BOTTOM,
         _missing(lanes),
     )
@@ -356,7 +356,7 @@ def _lane(  # noqa: PLR0913 (all that meets in a lane)
         last = waits[-1]
         detail = last.detail if _kind(last, usual) == "odd" else last.peer
         label = f"{call_label(last.op, last.seq)} {detail}".strip()
-        label = f"{shortened(label, 44)}, {seconds(last.age_s)}"
+        label = f"{shortened(label, 44)}, {duration(last.age_s)}"
     return Lane(
         y,
         RankSet.of([rank]),
@@ -372,7 +372,7 @@ def _lane(  # noqa: PLR0913 (all that meets in a lane)
 def _in_words(call: _Call) -> str:
     what = " ".join(filter(None, (call_label(call.op, call.seq), call.peer, call.detail)))
     at = f", at {call.site}" if call.site else ""
-    return f"rank {call.rank}: {what}, issued {seconds(call.age_s)} ago, {call.state}{at}"
+    return f"rank {call.rank}: {what}, issued {duration(call.age_s)} ago, {call.state}{at}"
 
 
 def _collectives(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import LABEL, RankSet
 from hangwatch.report.schema import Report
-from hangwatch.text import seconds, shortened, signal_name, words
+from hangwatch.report.wording import LABEL, RankSet
+from hangwatch.text import duration, shortened, signal_name, words
 
 MOST_ROWS = 24
 EACH_GPU = 16
@@ -142,7 +142,7 @@ def _state(process: schema.Process) -> str:
     if process["oom_killed"]:
         how = f"{how}, out of memory"
     if process["gone_age_s"] is not None:
-        how = f"{how}, {seconds(process['gone_age_s'])} before the verdict"
+        how = f"{how}, {duration(process['gone_age_s'])} before the verdict"
     return f"{how}, when the launcher ended the job" if process["terminated_by_launcher"] else how
 
 

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangwatch.report.html.labels import RankSet
 from hangwatch.report.schema import Report
+from hangwatch.report.wording import RankSet
 from hangwatch.text import shortened
 
 EACH_RANK = 64

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import RankSet, site_label
 from hangwatch.report.schema import Report
+from hangwatch.report.wording import RankSet, site_label
 from hangwatch.text import shortened
 
 MOST_STACKS = 40

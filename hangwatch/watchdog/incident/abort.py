@@ -5,7 +5,7 @@ written who reaches that port, and the job may have recovered while its report w
 rank is ended only as long as its own page shows that it has not gone on, by any means that is
 counted, for as long as a hang takes (``--hang-after``): it waits in one call, or it is named as
 the culprit, and others wait. If this node can prove the hang by its own pages alone, it need not
-have lasted that long; the waits that prove it have to last for PROVED_NS: a proof is a
+have lasted that long; the waits that prove it have to last for PROVED_S: a proof is a
 conclusion, too, and has been wrong about calls that backends let through.
 
 The position of each rank is remembered, and has to be the same when it is looked at again. If
@@ -26,45 +26,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hangwatch.console import News
-from hangwatch.evidence.pages.rank_status import RankStatus
+from hangwatch.evidence.pages.look import RankStatus
 from hangwatch.evidence.processes import PROC, alive, takes
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello
 from hangwatch.run.peers import ABORTED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Gatherer
 
-PROVED_NS = 30 * 10**9
-"""No rank is ended for a wait younger than this, unless a hang takes less (``--hang-after``)."""
-SOON_NS = 10**9
-"""Ranks that come due so soon are waited for, to be ended together with the others."""
-ALONE_NS = 5 * 10**9
-"""Delay of the culprit's end on a node on which no rank waits: the end of the ranks that wait on
-other nodes may be enough, and there it is what ends the job."""
-
-BEAT_S = 1.5
-"""A sampler that has not written for so long cannot, and then its rank does not go on either."""
-_SAMPLE_NS = 10**8
-"""Values may be as old as this when a sampler writes them."""
-
-TERM_S = 2.0
-"""Time for a process to end after a signal."""
-SAVE_S = 30.0
-"""The same if it handles SIGTERM itself: it may save a checkpoint. torchrun waits as long."""
-_STILL_S = 1.0
-"""The most time that counts between two looks: if it was more, the machine stood still."""
-_LOOK_S = 0.05
 _SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
-
-
-@dataclass(frozen=True, slots=True)
-class SavedAbort:
-    """The part of an Abort that outlives its watchdog: the positions have to be seen again."""
-
-    culprits: tuple[int, ...]
-    not_before_ns: int
-    ended_any: bool
 
 
 @dataclass(slots=True)
@@ -115,10 +87,10 @@ class Abort:
             self._alone_since_ns = 0
         elif idle:
             self._alone_since_ns = self._alone_since_ns or now_ns
-            if now_ns - self._alone_since_ns < ALONE_NS:
+            if now_ns - self._alone_since_ns < timing.ALONE_S * 1e9:
                 idle = set()
         self._remembered = {**{rank: seen[rank] for rank in waiting | idle}, **before}
-        least_ns = min(patience_ns, PROVED_NS)
+        least_ns = min(patience_ns, int(timing.PROVED_S * 1e9))
         proved = {
             rank for rank in self.proving & seen.keys() if _waits_long(seen[rank], now_ns, least_ns)
         }
@@ -137,15 +109,15 @@ class Abort:
     def _holds(
         self, seen: Mapping[int, RankStatus], due: set[int], now_ns: int, patience_ns: int
     ) -> bool:
-        """Return True if others come due in a moment: a launcher ends those that are left."""
+        """Return True if others come due in a moment: a launcher ends the ranks that are left."""
         late = any(
             rank not in due
             and (at.waits or rank in self.culprits)
-            and now_ns - at.moved_ns >= patience_ns - SOON_NS
+            and now_ns - at.moved_ns >= patience_ns - timing.TOGETHER_S * 1e9
             for rank, at in seen.items()
         )
         self._held_since_ns = self._held_since_ns or now_ns
-        return late and now_ns - self._held_since_ns < SOON_NS
+        return late and now_ns - self._held_since_ns < timing.TOGETHER_S * 1e9
 
 
 def _waits_long(at: RankStatus, now_ns: int, patience_ns: int) -> bool:
@@ -155,10 +127,13 @@ def _waits_long(at: RankStatus, now_ns: int, patience_ns: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SavedAborting:
-    """The part of an Aborting that outlives its watchdog."""
+    """The part of an Aborting that outlives its watchdog: positions have to be seen again."""
 
     incarnation: int
-    abort: SavedAbort | None
+    culprits: tuple[int, ...] | None
+    """None if no ranks are to be ended."""
+    not_before_ns: int = 0
+    ended_any: bool = False
 
 
 @dataclass(slots=True)
@@ -222,7 +197,7 @@ class Aborting:
             self._ending = asyncio.ensure_future(self._end(abort, ranks))
 
     async def settle(self, timeout_s: float) -> None:
-        """Let the ending of ranks that has begun come to its end."""
+        """Wait for an ending of ranks that has begun."""
         if self._ending is not None:
             await asyncio.wait({self._ending}, timeout=timeout_s)
 
@@ -233,16 +208,17 @@ class Aborting:
 
     def export(self) -> SavedAborting:
         """Return the state for restore()."""
-        abort = None
-        if (at := self._abort) is not None:
-            abort = SavedAbort(tuple(sorted(at.culprits)), at.not_before_ns, at.ended_any)
-        return SavedAborting(self.incarnation, abort)
+        if (at := self._abort) is None:
+            return SavedAborting(self.incarnation, None)
+        culprits = tuple(sorted(at.culprits))
+        return SavedAborting(self.incarnation, culprits, at.not_before_ns, at.ended_any)
 
     def restore(self, saved: SavedAborting) -> None:
         """Continue with the abort of an earlier watchdog."""
         self.incarnation, self._abort = saved.incarnation, None
-        if (at := saved.abort) is not None:
-            self._abort = Abort(frozenset(at.culprits), at.not_before_ns, ended_any=at.ended_any)
+        if saved.culprits is not None:
+            culprits = frozenset(saved.culprits)
+            self._abort = Abort(culprits, saved.not_before_ns, ended_any=saved.ended_any)
 
     async def _end(self, abort: Abort, ranks: Mapping[int, tuple[int, int]]) -> None:
         before, flagged = self.incarnation, (self.hello.run_dir / ABORTED).exists()
@@ -282,10 +258,11 @@ class Aborting:
                 return frozenset()  # that hang is over
             seen = self.gatherer.standings()
             still = abort.unmoved(ranks, seen)
-            late = any(0 < seen[rank].beat_ns < asked_ns + _SAMPLE_NS for rank in still)
-            if not late or self.now_ns() - asked_ns > BEAT_S * 1e9:
+            written_ns = asked_ns + timing.SAMPLE_AGE_S * 1e9
+            late = any(0 < seen[rank].beat_ns < written_ns for rank in still)
+            if not late or self.now_ns() - asked_ns > timing.SAMPLER_BEAT_S * 1e9:
                 return still
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(timing.POLL_S)
 
 
 async def end_ranks(
@@ -324,7 +301,8 @@ async def end_ranks(
                     signalled.add(rank)
             if not signalled:
                 break
-            await _wait([handles[rank] for rank in signalled], SAVE_S if taken else TERM_S)
+            limit_s = timing.CHECKPOINT_S if taken else timing.TERM_S
+            await _wait([handles[rank] for rank in signalled], limit_s)
         return sum(_is_over(handles[rank]) for rank in signalled)
     finally:
         for handle in handles.values():
@@ -378,5 +356,5 @@ async def _wait(handles: Collection[int], limit_s: float) -> None:
     loop, waited_s = asyncio.get_running_loop(), 0.0
     while not all(map(_is_over, handles)) and waited_s < limit_s:
         before = loop.time()
-        await asyncio.sleep(_LOOK_S)
-        waited_s += min(loop.time() - before, _STILL_S)
+        await asyncio.sleep(timing.POLL_S)
+        waited_s += min(loop.time() - before, timing.STANDSTILL_S)

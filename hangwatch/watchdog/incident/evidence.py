@@ -1,4 +1,4 @@
-"""Gathers the evidence that this node has of its ranks, at three levels."""
+"""Gathers the evidence that this node has of its ranks, and joins that of other nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from itertools import islice
 from typing import Any
 
 from hangwatch.console import News
+from hangwatch.efficiency import MAX_BYTES as MAX_FACTS_BYTES
+from hangwatch.efficiency import Finding, RankFacts, find_costs, note_of, parse_facts
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.evidence import flights, ras, sources
+from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.flight import parse_dump
 from hangwatch.evidence.flight.entries import FlightDump
 from hangwatch.evidence.page import extra_groups
 from hangwatch.evidence.pages.finder import Pages, Seen
-from hangwatch.evidence.pages.rank_status import RankStatus, rank_statuses
+from hangwatch.evidence.pages.look import RankStatus, rank_statuses
 from hangwatch.evidence.processes import (
     PROC,
     LaunchedRank,
@@ -30,23 +33,26 @@ from hangwatch.evidence.processes import (
     environment,
     process_state,
 )
-from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
+from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself, with_process
 from hangwatch.evidence.stacks import NoStacksError, PySpy
-from hangwatch.evidence.threads import in_thread
+from hangwatch.model.codec import CodecError
+from hangwatch.model.frames import know_trainers
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Phase
-from hangwatch.model.page import RankPage
+from hangwatch.model.page import MAX_WORLD, RankPage
 from hangwatch.model.report import Note, RasAnswer
-from hangwatch.model.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.model.snapshot import Child, JobSnapshot, ProcessState, RankSnapshot, ThreadStack
 from hangwatch.run.test_hooks import Point, reach
+from hangwatch.safety import untrusted
+from hangwatch.safety.untrusted import Owner
+from hangwatch.text import fold_ranks
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.peers.connection import Missing
+from hangwatch.watchdog.peers.messages import Gathered
 
-BUDGET_S = 5.0
-"""Time for stacks and recorders together."""
-RAS_S = 3.0
-"""Time for NCCL's RAS service."""
-SOURCES_S = 1.0
-"""Time to read source files: they may lie on a file system that hangs."""
 MAX_CHILDREN = 32
+PRACTICE = ".practice"
+"""Suffix of the file with facts that a rank leaves next to its page."""
 _LATE = "it was not read in time"
 _STOPPED = frozenset("Tt")
 _ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
@@ -75,6 +81,11 @@ class _RankEvidence:
     flight: FlightDump | None = None
     raw_flight: bytes = b""
     missing: list[str] = field(default_factory=list)
+
+    def added_to(self, rank: RankSnapshot) -> RankSnapshot:
+        """Return the rank with this evidence, except for its recorder."""
+        children = self.children.values()
+        return with_process(rank, self.threads, children, self.processors, self.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,8 @@ class Gatherer:
     node: str
     commands: Callable[[], Sequence[int]]
     gpus: Callable[[], Mapping[int, GpuState]] = dict
-    notes: Callable[[], tuple[Note, ...]] = tuple
+    on_gpus: Callable[[], tuple[Finding, ...]] = tuple
+    """Returns the costly mistakes that the GPUs of the ranks show."""
     proc: str = PROC
     now_ns: Callable[[], int] = time.monotonic_ns
     _tree: Tree | None = None
@@ -152,12 +164,27 @@ class Gatherer:
         pids = [seen.light.identity.pid for seen in self.pages.look().values()]
         variables = environment(pids[0] if pids else 0, ras.is_variable, self.proc)
         try:
-            return await ras.ask(pids, variables, RAS_S, self.proc)
+            return await ras.ask(pids, variables, timing.RAS_S, self.proc)
         except EvidenceError as error:
             self.news.lose("ras", str(error))
             return None
 
-    async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
+    def notes(self) -> tuple[Note, ...]:
+        """Return the costly mistakes of the ranks of the incarnation that is watched.
+
+        None of their habits if one of them has left no facts (agent/habits.py).
+        """
+        ranks = []
+        try:
+            for rank, seen in self.pages.look().items():
+                left = seen.page.path.with_name(seen.page.path.name + PRACTICE)
+                facts = parse_facts(untrusted.read(left, MAX_FACTS_BYTES, Owner.DIRECTORY))
+                ranks.append(RankFacts(rank, seen.page.read(events=False), facts))
+        except (OSError, PageError, CodecError):
+            ranks = []
+        return tuple(note_of(finding) for finding in (*self.on_gpus(), *find_costs(ranks)))
+
+    async def collect(self, level: Level, budget_s: float | None = None) -> Collected:
         """Gather the evidence of the ranks of this node; what takes too long is missing."""
         seen = self.pages.look()
         launched = self._launched_without_page(seen)
@@ -183,7 +210,7 @@ class Gatherer:
                 jobs += self._stack_jobs(evidence, tree, self._page(seen[rank], evidence))
             for evidence in pageless:
                 jobs += self._stack_jobs(evidence, tree, None)
-        await self._run(jobs, budget_s)
+        await self._run(jobs, timing.EVIDENCE_S if budget_s is None else budget_s)
         if full:
             self._processors([*gathered.values(), *pageless], tree)
         # The pages last: they are then no older than the stack of their rank.
@@ -193,7 +220,7 @@ class Gatherer:
             if (page := self._page(seen[rank], evidence)) is not None:
                 ranks += self._snapshots(page, evidence, now_ns, replaced=seen[rank].replaced)
         ranks += [
-            launched_snapshot(rank, evidence.process, self.node, **_shared(evidence))
+            evidence.added_to(launched_snapshot(rank, evidence.process, self.node))
             for rank, evidence in zip(launched, pageless, strict=True)
         ]
         gpus = self.gpus() if full else {}
@@ -274,13 +301,12 @@ class Gatherer:
                     now_ns,
                     clock_offset_ns=time.time_ns() - time.monotonic_ns(),
                     flight=evidence.flight,
-                    **_shared(evidence),
                 )
             except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)
                 self._lose(evidence, error)
                 page, evidence.flight = replace(page, events=(), new_groups=()), None
             else:
-                return [snapshot]
+                return [evidence.added_to(snapshot)]
         return []
 
     def _launched_without_page(self, seen: Mapping[int, Seen]) -> list[LaunchedRank]:
@@ -300,7 +326,8 @@ class Gatherer:
             seen.page.path, light, lambda: self._state(seen), self.now_ns()
         )
         # Of tens of megabytes it takes seconds.
-        evidence.flight = await in_thread(partial(parse_dump, evidence.raw_flight), BUDGET_S)
+        parse = partial(parse_dump, evidence.raw_flight)
+        evidence.flight = await in_thread(parse, timing.EVIDENCE_S)
 
     def _stack_jobs(self, evidence: _RankEvidence, tree: Tree, page: RankPage | None) -> list[_Job]:
         """Return the dumps to make of one rank: its own, and its children's if they may matter."""
@@ -347,14 +374,11 @@ class Gatherer:
     ) -> dict[str, str]:
         created_ns = min((page.light.created_ns for page in seen.values()), default=0)
         age_s = (self.now_ns() - created_ns) / 1e9 if created_ns else 0.0
-        files, started_at = sources.files_of(ranks), time.time() - age_s
-        texts: dict[str, str] = {}
-        try:
-            read = partial(sources.read, files, started_at, self.proc, into=texts)
-            await in_thread(read, SOURCES_S)
-        except TimeoutError:
+        started_at = time.time() - age_s
+        texts, whole = await sources.read_in_time(ranks, started_at, timing.SOURCES_S, self.proc)
+        if not whole:
             self.news.lose("sources", "source files could not be read in time", quiet=True)
-        return dict(texts)
+        return texts
 
 
 def local_size(light: RankPage) -> int:
@@ -368,17 +392,44 @@ def _expected(seen: Mapping[int, Seen]) -> int:
     return max((local_size(page.light) for page in seen.values()), default=0)
 
 
-def _shared(evidence: _RankEvidence) -> dict[str, Any]:
-    """Return the evidence that both kinds of snapshots take."""
-    return {
-        "threads": evidence.threads,
-        "children": tuple(evidence.children.values()),
-        "processors": evidence.processors,
-        "missing": tuple(evidence.missing),
-    }
-
-
 def _raw_pages(seen: Mapping[int, Seen]) -> Iterator[tuple[int, bytes]]:
     for rank, one in seen.items():
         with suppress(PageError):
             yield rank, one.page.raw()
+
+
+def whole_job(
+    collected: Collected, gathered: Gathered | None, missing: Missing, why_unknown: str
+) -> JobSnapshot:
+    """Return the snapshot of all ranks, with those of lost nodes as far as they are known.
+
+    gathered: None if no other node was asked. why_unknown: why a rank may be unknown.
+    """
+    others = gathered.others if gathered else ()
+    world_size = min(collected.world_size, MAX_WORLD)
+    ranks = {
+        rank: RankSnapshot(
+            rank, node.host, 0, Phase.RUNNING, ProcessState(alive=False), recorder=""
+        )
+        for node in missing.lost
+        for rank in node.ranks
+        if rank < world_size
+    }
+    ranks |= {rank.rank: rank for local in others for rank in local.ranks}
+    ranks |= {rank.rank: rank for rank in collected.ranks}
+    sources = {file: text for local in others for file, text in local.sources.items()}
+    unseen = [*(gathered.unseen if gathered else ()), *(n for o in others for n in o.unseen)]
+    unseen += missing.notes
+    unknown = set(range(world_size)) - ranks.keys()
+    if unknown:
+        which = f"rank{'s' if len(unknown) > 1 else ''} {fold_ranks(unknown)}"
+        unseen.append(f"{which}: {why_unknown}")
+    return JobSnapshot(
+        world_size=collected.world_size,
+        ranks=know_trainers(ranks[rank] for rank in sorted(ranks)),
+        restart=collected.restart,
+        lost_nodes=tuple(sorted({node.host for node in missing.lost})),
+        cut_off=missing.cut_off,
+        unseen=tuple(unseen),
+        sources={**sources, **collected.sources},
+    )

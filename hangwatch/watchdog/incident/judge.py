@@ -11,35 +11,22 @@ from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
 from hangwatch.diagnosis import find_desync
+from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.ras import interpret
-from hangwatch.evidence.threads import in_thread
 from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, keep, reach
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.abort import Aborting, SavedAborting
-from hangwatch.watchdog.incident.assembly import Account, Detection, Judged, whole_job
-from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
-from hangwatch.watchdog.incident.incidents import (
-    Announce,
-    Event,
-    Incidents,
-    Stage,
-    event_of,
-)
-from hangwatch.watchdog.incident.reporter import Reporter
-from hangwatch.watchdog.peers.connection import LastWords, Peers
+from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level, whole_job
+from hangwatch.watchdog.incident.incidents import Announce, Event, Incidents, Stage, event_of
+from hangwatch.watchdog.incident.reporter import Account, Detection, Judged, Reporter
+from hangwatch.watchdog.peers.connection import LastWords, Missing, Peers
 from hangwatch.watchdog.peers.messages import Gathered, Local, Published
-from hangwatch.watchdog.peers.reach import Missing
 
-HEAD_START_S = 3.0
-POST_MORTEM_S = 3.0
-"""Budget for the stacks of ranks that outlive their launcher."""
-LAST_WORDS_S = 2.0
-DIAGNOSIS_S = 120.0
-"""For one diagnosis; of 131,072 ranks it takes four."""
 _PROVED_ONLY = Thresholds(math.inf, math.inf)
 """Nothing is slow or hangs by its age alone."""
 
@@ -86,7 +73,7 @@ class Judge:
 
     def in_turn(self, usual: Thresholds) -> Thresholds:
         """Return the thresholds, a little later if another node has the report of the incident."""
-        late_s = HEAD_START_S if self._reported_elsewhere else 0.0
+        late_s = timing.HEAD_START_S if self._reported_elsewhere else 0.0
         return Thresholds(usual.suspect_after_s + late_s, usual.hang_after_s + late_s)
 
     async def evaluate(self, thresholds: Thresholds, *, ask_flight: bool) -> bool:
@@ -150,7 +137,7 @@ class Judge:
         await self.reporter.verdict(evidence, same_incident=False)
 
     async def settle(self, timeout_s: float) -> None:
-        """Let an announcement that is under way come to its end."""
+        """Wait for an announcement that is under way."""
         if self._announcing is not None and not self._announcing.done():
             await asyncio.wait({self._announcing}, timeout=timeout_s)
 
@@ -213,14 +200,15 @@ class Judge:
                 self.incidents.happen(Event.FAILED)
                 self.news.say(f"the job has ended with exit code {exit_code} after the hang above")
             return
-        gathered = await self._last_words.heard(LAST_WORDS_S)
+        gathered = await self._last_words.heard(timing.LAST_WORDS_S)
         collected, missing = await asyncio.gather(
-            self.gatherer.collect(Level.FULL, POST_MORTEM_S), self.peers.missing(gathered)
+            self.gatherer.collect(Level.FULL, timing.POST_MORTEM_STACKS_S),
+            self.peers.missing(gathered),
         )
         if not collected.ranks or self.gatherer.incarnation == self.aborting.incarnation:
             return
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
-            return  # they were ended since nodes joined or left, or came to their end
+            return  # they were ended since nodes joined or left, or ended by themselves
         job = self._job(collected, gathered, missing)
         job = replace(job, ended=True, exit_code=exit_code)
         judged = Judged(await self._diagnosed(job, thresholds), job, collected)
@@ -273,7 +261,7 @@ class Judge:
 
     async def _diagnosed(self, job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
         """Return the verdicts on a job, found outside the event loop: it may take seconds."""
-        return await in_thread(lambda: self.diagnose(job, thresholds), DIAGNOSIS_S)
+        return await in_thread(lambda: self.diagnose(job, thresholds), timing.DIAGNOSIS_S)
 
     async def _judge(self, level: Level, thresholds: Thresholds) -> Judged | None:
         """Return a diagnosis; None if another node's watchdog makes it."""

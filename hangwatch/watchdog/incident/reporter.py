@@ -1,24 +1,29 @@
-"""Reports an incident: keeps the report, prints the verdict, runs the user's hook."""
+"""Reports an incident: keeps its account, writes the report, prints the verdict, runs the hook."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from hangwatch.console import News, printable
+from hangwatch.diagnosis.facts.faults import meaning
 from hangwatch.errors import ReportError
-from hangwatch.evidence.threads import Worker, in_thread
-from hangwatch.model.report import Evidence, Moment, Note
+from hangwatch.evidence import environment
+from hangwatch.evidence.background import Tasks, Worker, in_thread
+from hangwatch.model.report import Evidence, Moment, Note, RasAnswer, RunInfo
+from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
 from hangwatch.report.build import build_report, notes_content
 from hangwatch.report.files import write_incident
@@ -26,17 +31,18 @@ from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style, format_notes, format_verdict
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.incident.evidence import Collected
+from hangwatch.watchdog.incident.incidents import Announce
 from hangwatch.watchdog.peers.messages import Published
-from hangwatch.watchdog.tasks import Tasks
 
-BUILD_S = 30.0
-"""A report of a hundred thousand ranks takes some seconds to build."""
-WRITE_S = 8.0
-"""A report directory that takes longer is on a file system that hangs."""
-HOOK_S = 60.0
 HOOK_CULPRITS = 1000
 """Culprits that a hook is given at most: an environment has bounds (execve(2))."""
 _OUTPUT_BYTES = 4096
+MAX_ERRORS = 32
+"""Lines of the timeline about errors of GPUs."""
+_IN_FLIGHT = re.compile(rb'"(?:comm_lib|nccl)_version": ?"(\d[\w.+-]{0,30})"')
+"""NCCL's version in a Flight Recorder, from PyTorch 2.8 on and before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class _Files:
     """The stored report of one incident."""
 
     path: Path | None = None
-    """Its directory, once a write has come to its end."""
+    """Its directory, once a write has ended."""
 
 
 @dataclass(slots=True)
@@ -147,7 +153,7 @@ class Reporter:
     async def _built(self, evidence: Evidence) -> Report | None:
         """Return the report of an incident, None if making it has failed."""
         try:
-            return await in_thread(lambda: build_report(evidence), BUILD_S)
+            return await in_thread(lambda: build_report(evidence), timing.REPORT_BUILD_S)
         except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
             self.news.fault("report", f"the report could not be made: {error!r}", error)
         return None
@@ -176,11 +182,12 @@ class Reporter:
             return path
 
         try:
-            path = await self._writer.run(write, WRITE_S)
+            path = await self._writer.run(write, timing.REPORT_WRITE_S)
         except ReportError as error:
             self.news.lose("report-dir", str(error))
         except TimeoutError:
-            self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
+            text = f"the report is not written after {timing.REPORT_WRITE_S:g} s"
+            self.news.lose("report-dir", text)
         except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
             self.news.fault("report", f"the report cannot be written: {error!r}", error)
         else:
@@ -212,11 +219,7 @@ def hook_variables(evidence: Evidence, report: Path | None) -> dict[str, str]:
 
 
 async def run_hook(
-    command: str,
-    report: Path | None,
-    variables: Mapping[str, str],
-    news: News,
-    timeout_s: float = HOOK_S,
+    command: str, report: Path | None, variables: Mapping[str, str], news: News
 ) -> None:
     """Run the user's command with the report's directory as its argument.
 
@@ -240,12 +243,13 @@ async def run_hook(
             return
         reach(Point.HOOK_STARTED)
         try:
-            await asyncio.wait_for(process.wait(), timeout_s)
+            await asyncio.wait_for(process.wait(), timing.HOOK_S)
         except TimeoutError:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-            news.lose("hook", f"--hook {command}: not done after {timeout_s:g} s, it was killed")
+            late = f"not done after {timing.HOOK_S:g} s, it was killed"
+            news.lose("hook", f"--hook {command}: {late}")
             return
         if process.returncode:
             code, last = process.returncode, _last_line(output)
@@ -267,3 +271,116 @@ def _last_line(output: IO[bytes]) -> str:
     except OSError:
         return "its output is lost"
     return lines[-1] if lines else "no output"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One diagnosis with its evidence. ``round``: of the exchange, 0 for none."""
+
+    verdicts: tuple[Verdict, ...]
+    job: JobSnapshot
+    collected: Collected
+    round: int = 0
+    ras: RasAnswer | None = None
+    read_ns: int = 0
+    """Beginning of the gathering (CLOCK_MONOTONIC)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """First announcement of an incident: when, and how long after it began."""
+
+    detected_at: str = ""
+    """Empty before the first announcement."""
+    detected_after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Account:
+    """State of an incident from one announcement to the next."""
+
+    run: RunInfo
+    detection: Detection = Detection()
+    _timeline: list[Moment] = field(default_factory=list)
+    # The last that were known: of ranks that have ended there are none.
+    _versions: dict[str, str] = field(default_factory=dict)
+    _environment: dict[str, str] = field(default_factory=dict)
+    _ras: RasAnswer | None = None
+    _ras_at: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """True if something has been announced."""
+        return bool(self.detection.detected_at)
+
+    def add(self, announce: Announce, verdict: Verdict) -> None:
+        """Note an announcement."""
+        if not self.is_open:
+            self.detection = Detection(utc(), verdict.stuck_age_s)
+            if verdict.waits:
+                self._timeline.append(Moment(utc(verdict.stuck_age_s), "The longest wait begins."))
+        self._timeline.append(Moment(utc(), f"{announce.upper()}: {verdict.headline}"))
+
+    def evidence(self, judged: Judged, lost: Sequence[str]) -> Evidence:
+        """Return the content of the report. lost: what hangwatch could not do."""
+        pid = next((r.pid for r in judged.collected.ranks if r.process.alive), 0)
+        if pid or not self._versions:
+            self._versions = environment.versions(pid)
+            self._environment = environment.job_environment(pid)
+        if judged.ras is not None:
+            self._ras, self._ras_at = judged.ras, utc()
+        versions = self.run.versions | self._versions
+        if nccl := _nccl_version(self._ras, judged.collected.flights.values()):
+            versions["NCCL"] = nccl
+        lines = (*_gpu_errors(judged.job), *_ras_lines(self._ras, self._ras_at))
+        return Evidence(
+            run=replace(self.run, versions=versions),
+            job=judged.job,
+            verdicts=judged.verdicts,
+            detected_at=self.detection.detected_at,
+            detected_after_s=self.detection.detected_after_s,
+            pages=judged.collected.pages,
+            flights=judged.collected.flights,
+            environment=self._environment,
+            ras=self._ras,
+            timeline=tuple(sorted((*self._timeline, *lines), key=lambda line: line.at)),
+            lost=tuple(lost),
+            notes=judged.collected.notes,
+        )
+
+
+def _nccl_version(ras: RasAnswer | None, flights: Iterable[bytes]) -> str:
+    """Return the version of NCCL by its own answer or by c10d's recorder; empty if unknown."""
+    if ras is not None and ras.version:
+        return ras.version
+    version = next((match for raw in flights if (match := _IN_FLIGHT.search(raw))), None)
+    return version[1].decode("ascii", "replace") if version else ""
+
+
+def _ras_lines(ras: RasAnswer | None, at: str) -> Iterator[Moment]:
+    """Yield the findings of NCCL's RAS service."""
+    if ras is None:
+        return
+    who = f"NCCL {ras.version}".strip()
+    findings = [f"{finding}." for finding in ras.findings]
+    if not ras.complete:
+        findings.append("it did not answer in full.")
+    elif not findings:
+        findings.append("all ranks answer and have launched the same; it does not look at GPUs.")
+    for finding in findings:
+        yield Moment(at, f"RAS of {who}: {finding}")
+
+
+def _gpu_errors(job: JobSnapshot) -> Iterator[Moment]:
+    """Yield the last report of each kind of error of a GPU by the driver, at its first rank."""
+    errors = {
+        (rank.node, rank.gpu.uuid, xid.number): (rank, rank.gpu, xid)
+        for rank in reversed(job.ranks)
+        if rank.gpu is not None
+        for xid in rank.gpu.xids
+    }
+    for rank, gpu, xid in islice(errors.values(), MAX_ERRORS):
+        at = utc(min(max(0.0, xid.age_s), timing.XID_AGE_MOST_S))
+        times = f", {xid.count} times by now" if xid.count > 1 else ""
+        what = f"Xid {xid.number} of GPU {gpu.index}: it {meaning(xid.number).what}{times}."
+        yield Moment(at, what, rank.rank)

@@ -1,30 +1,39 @@
-"""The connection to the watchdogs of the other nodes, over the restarts of the job."""
+"""The connection to the watchdogs of the other nodes, over the restarts of the job.
+
+A node is lost if its watchdog is silent and its machine does not answer either: a machine that
+lives refuses a connection to a port that no process listens on, whatever has become of its
+processes; a lost one sends nothing. Machines are asked only in an incident.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
-from hangwatch.evidence.pages.look import QUIET_S, Look
+from hangwatch.evidence.background import Tasks
+from hangwatch.evidence.pages.look import Look
+from hangwatch.evidence.timing import QUIET_S
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity
 from hangwatch.model.snapshot import RankSnapshot
 from hangwatch.run.handshake import Hello
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Gathered, Local, Node, Published
-from hangwatch.watchdog.peers.reach import Missing, missing
-from hangwatch.watchdog.tasks import Tasks
+from hangwatch.watchdog.peers.rounds import node_text
 
-JOIN_AFTER_S = 5.0
-"""Ranks of this node that come later than this are not named to the other nodes."""
-HOLD_S = 6.0
-"""A verdict waits no longer than this for the other nodes to be joined."""
-AGAIN_S = 15.0
-"""Between two attempts to join again after the store was lost, while ranks wait."""
+PORT = 9
+"""discard (RFC 863), which no service of our time listens on."""
+AT_ONCE = 500
+"""Below the usual limit of open files."""
+CONTROLS = 3
+"""Nodes that did answer, to see whether this network passes such refusals on."""
+_NAMED = 8
 
 
 @dataclass(slots=True)
@@ -64,7 +73,7 @@ class Peers:
             since_ns, due = self._all_here_ns, self._all_here_ns > 0
         else:
             since_ns, due = self._joined_ns, self._is_joining()
-        return due and now_ns - since_ns < HOLD_S * 1e9
+        return due and now_ns - since_ns < timing.HOLD_VERDICT_S * 1e9
 
     async def ask(self, *, full: bool) -> Gathered | None:
         """Gather the other nodes' evidence; None if there are none that could be asked."""
@@ -95,7 +104,7 @@ class Peers:
             return
         self._all_here_ns = self._all_here_ns or look.now_ns
         waited_s = (look.now_ns - self._all_here_ns) / 1e9
-        if len(look.seen) == self._expected(running[0]) or waited_s >= JOIN_AFTER_S:
+        if len(look.seen) == self._expected(running[0]) or waited_s >= timing.JOIN_AFTER_S:
             self._begin(Node(self.name, self.node, tuple(look.seen)), running[0], look)
 
     def leave(self) -> None:
@@ -124,7 +133,7 @@ class Peers:
 
     def _join_again(self, lost: Exchange, rank: Identity, look: Look) -> None:
         """Join again: a network may come back. The store is missed only while ranks wait."""
-        rested = (look.now_ns - self._joined_ns) / 1e9 >= AGAIN_S
+        rested = (look.now_ns - self._joined_ns) / 1e9 >= timing.REJOIN_S
         if lost.joined or self._is_joining() or not rested or look.longest_wait_s < QUIET_S:
             return
         self._tasks.start(lost.close())
@@ -232,3 +241,96 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
             for group in rank.groups
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The nodes that were not heard, as far as known."""
+
+    lost: tuple[Node, ...] = ()
+    """Nodes whose machine cannot be reached."""
+    cut_off: bool = False
+    """No other node can be reached: it may be this one that is lost."""
+    notes: tuple[str, ...] = ()
+    """The same for people."""
+
+
+async def missing(
+    own: Node,
+    roster: Collection[Node],
+    silent: Collection[Node] | None,
+    store_host: str,
+    port: int = PORT,
+) -> Missing:
+    """Look for the nodes that were not heard; takes at most REACH_ALL_S.
+
+    silent: nodes that did not answer, None if the store is lost and none was asked.
+    """
+    others = [node for node in roster if node.node != own.node]
+    unheard = others if silent is None else [node for node in others if node in silent]
+    if not unheard:
+        return Missing()
+    heard = [node for node in others if node not in unheard and node.address][:CONTROLS]
+    store_here = store_host in (own.address, own.host, "localhost")
+    gone = await unreachable({node.address for node in [*unheard, *heard]} | {store_host}, port)
+    if heard and all(node.address in gone for node in heard):
+        return Missing(notes=("whether the silent nodes still run cannot be seen: a firewall",))
+    lost = tuple(node for node in unheard if node.address in gone)
+    alone = len(lost) == len(others)
+    store_gone = silent is None and store_host in gone
+    cut_off = alone and (store_gone or (store_here and len({node.address for node in others}) > 1))
+    there = [node for node in unheard if node.address and node not in lost]
+    notes = []
+    if cut_off:
+        notes.append(f"this node ({own.host}) cannot reach any other")
+    elif lost:
+        notes.append(f"{_listed(lost)} cannot be reached any more")
+    if there and silent is not None:
+        notes.append(f"{_listed(there)} can be reached, and the watchdog there does not answer")
+    return Missing(lost, cut_off, tuple(notes))
+
+
+async def unreachable(addresses: Iterable[str], port: int = PORT) -> frozenset[str]:
+    """Return the IP addresses from which nothing comes back. Other texts are left out."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def look(address: str) -> str:
+        async with turn:
+            return "" if await _answers(address, port) else address
+
+    tasks = [asyncio.ensure_future(look(address)) for address in set(addresses) if _is_ip(address)]
+    if not tasks:
+        return frozenset()
+    done, late = await asyncio.wait(tasks, timeout=timing.REACH_ALL_S)
+    for task in late:
+        task.cancel()
+    return frozenset(task.result() for task in done) - {""}
+
+
+async def _answers(address: str, port: int) -> bool:
+    """Return True if anything comes back from a machine, even a refusal."""
+    try:
+        async with asyncio.timeout(timing.REACH_S):
+            _, writer = await asyncio.open_connection(address, port)
+    except (ConnectionError, PermissionError):
+        return True  # PermissionError: it is our own machine that refuses to ask
+    except OSError:  # TimeoutError, and what a router says: no such host, no such network
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+def _is_ip(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    """``node-1 (ranks 2-3), node-2 (ranks 4-5)``, cut where it gets long."""
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return ", ".join(map(node_text, nodes[:_NAMED])) + more

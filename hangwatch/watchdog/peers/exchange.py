@@ -15,8 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hangwatch.console import News
+from hangwatch.evidence.background import Tasks
 from hangwatch.model import codec
 from hangwatch.run.test_hooks import Point, reach
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers import rounds
 from hangwatch.watchdog.peers.messages import (
     MAX_INCIDENT_BYTES,
@@ -25,23 +27,13 @@ from hangwatch.watchdog.peers.messages import (
     Local,
     Node,
     Published,
+    pack,
 )
-from hangwatch.watchdog.peers.packing import pack
 from hangwatch.watchdog.peers.store import Store, StoreLostError, connect, first_line
-from hangwatch.watchdog.tasks import Tasks
 
-JOIN_S = 60.0
-"""A store that is busy with the start of a large job may not answer for a while."""
-RETRY_S = 5.0
-LEARN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-"""Pauses between looks at whether all nodes have joined."""
-GATHER_S = 2.0
-GATHER_FULL_S = 8.0
-CONCLUDE_S = 4.0
-"""The time of an incident's owner for its verdict, once it has gathered."""
-ANSWERS, ANSWER_EVERY_S = 30, 1.0
+ANSWERS = 30
 """Incidents of others that are answered at once, and one more each time."""
-FULL_ANSWERS, FULL_ANSWER_EVERY_S = 8, 10.0
+FULL_ANSWERS = 8
 """The same with stacks, for which each rank is stopped for some milliseconds."""
 ANSWERED_AT_ONCE = 8
 ATTEMPTS = 3
@@ -97,8 +89,8 @@ class Exchange:
         """Nodes that did not answer the last time: they are not waited for as long again."""
         self._tasks = Tasks()
         # Anyone may open incidents: to answer them must not hold up the ranks of this node.
-        self._may_answer = Allowance(ANSWERS, ANSWER_EVERY_S)
-        self._may_answer_in_full = Allowance(FULL_ANSWERS, FULL_ANSWER_EVERY_S)
+        self._may_answer = Allowance(ANSWERS, timing.ANSWER_EVERY_S)
+        self._may_answer_in_full = Allowance(FULL_ANSWERS, timing.FULL_ANSWER_EVERY_S)
         self._hearing = asyncio.Semaphore(ANSWERED_AT_ONCE)
         self._asking = asyncio.Lock()
         self._next = 1
@@ -115,16 +107,16 @@ class Exchange:
     async def join(self, host: str, port: int, prefix: str, world_size: int) -> None:
         """Connect, make this node known and listen. A failure is reported once."""
         self._world_size = world_size
-        deadline = time.monotonic() + JOIN_S
+        deadline = time.monotonic() + timing.JOIN_S
         while not self.joined:
             try:
                 await self._join(host, port, prefix)
             except StoreLostError as error:
                 self.why_not = first_line(error)
-                if time.monotonic() + RETRY_S > deadline:
+                if time.monotonic() + timing.JOIN_RETRY_S > deadline:
                     self._lost(error)
                     return
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(timing.JOIN_RETRY_S)
 
     async def _join(self, host: str, port: int, prefix: str) -> None:
         # Both before this node is known: it may be asked at once, and has to be listening.
@@ -158,7 +150,7 @@ class Exchange:
         except StoreLostError as error:
             self._lost(error)
             return Gathered(owner=True, round=0, unseen=(f"other nodes were not asked: {error}",))
-        note = "other nodes were not asked: those that took the incident have not concluded"
+        note = "other nodes were not asked: the watchdogs that took the incident have not concluded"
         return Gathered(owner=True, round=0, unseen=(note,))
 
     async def publish(self, number: int, published: Published) -> None:
@@ -189,9 +181,9 @@ class Exchange:
         reach(Point.CLAIMED)
         self._next = max(self._next, number + 1)
         self.roster = await rounds.known_nodes(store, self._world_size) or self.roster
-        budget_s = GATHER_FULL_S if incident.full else GATHER_S
+        budget_s = timing.GATHER_FULL_S if incident.full else timing.GATHER_S
         patience_s = {
-            node: GATHER_S if node in self._silent else budget_s
+            node: timing.GATHER_S if node in self._silent else budget_s
             for node in self.roster
             if node.node != self._node.node
         }
@@ -204,7 +196,7 @@ class Exchange:
         heard = self._opened(number)
         try:
             # A little more than _heard() takes at most.
-            limit_s = GATHER_FULL_S + 2 * CONCLUDE_S
+            limit_s = timing.GATHER_FULL_S + 2 * timing.OWNER_CONCLUDES_S
             return await asyncio.wait_for(asyncio.shield(heard), limit_s)
         except TimeoutError:
             self._close(number, heard=False)
@@ -228,7 +220,7 @@ class Exchange:
     async def _learn(self, store: Store) -> None:
         """Learn all nodes, to know them should the store be lost later."""
         with suppress(StoreLostError):  # _listen() reports it
-            for pause_s in LEARN_S:
+            for pause_s in timing.ROSTER_PAUSES_S:
                 if nodes := await rounds.roster(store, self._world_size):
                     self.roster = nodes
                     self._news.debug(f"the watchdogs of {len(nodes)} nodes know each other")
@@ -249,7 +241,8 @@ class Exchange:
             local = await self._answer(full)
             message, blobs = pack(own, local, self._world_size, full=full)
             await rounds.send(store, number, own, message, blobs)
-            limit_s = (GATHER_FULL_S if incident.full else GATHER_S) + CONCLUDE_S
+            limit_s = timing.GATHER_FULL_S if incident.full else timing.GATHER_S
+            limit_s += timing.OWNER_CONCLUDES_S
             published = await rounds.await_verdict(store, number, limit_s, self._world_size)
             if published is not None:
                 self._on_verdict(published)

@@ -26,45 +26,39 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from hangwatch.evidence.threads import in_thread
+from hangwatch.evidence.background import in_thread
 from hangwatch.model import codec
 from hangwatch.model.codec import without_collections
 from hangwatch.text import fold_ranks
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers.messages import (
+    MAX_BLOB_BYTES,
     MAX_HEADLINE,
     MAX_INCIDENT_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_NAME,
     MAX_NODE_BYTES,
+    MAX_PLAIN_BYTES,
     MAX_VERDICTS,
     Gathered,
+    Groups,
     Incident,
+    Library,
     Local,
     Node,
     Published,
-    slim,
-)
-from hangwatch.watchdog.peers.packing import (
-    MAX_BLOB_BYTES,
-    MAX_PLAIN_BYTES,
-    Groups,
-    Library,
     Received,
     Room,
     complete,
+    slim,
     unpack,
 )
 from hangwatch.watchdog.peers.store import Store, StoreLostError
 
-WAIT_S = 600.0
-"""The wait for the next incident is renewed this often."""
-SLICE_S = 0.2
-"""Between the parts of a wait for others the connection is free for our own answers."""
-UNPACKING_S = 60.0
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
 _REJOINED = 4
-"""So many times over the nodes of a job are looked for among those that have joined."""
+"""So many times over the nodes of a job are looked for among all entries."""
 _KEPT = 4
 """Rounds whose answers and verdicts are kept in the store."""
 
@@ -101,7 +95,7 @@ async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
 
 
 async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
-    """Return the nodes that have joined, except those that another one has replaced.
+    """Return the nodes that have joined, except nodes that another one has replaced.
 
     Anyone may have set the counter: it says where to look, and not for how long.
     """
@@ -132,7 +126,8 @@ async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
 async def await_incident(store: Store, number: int) -> bytes | None:
     """Return the incident once there is one, None if there is none for a long time."""
     key = _incident(number)
-    return await store.get(key, MAX_INCIDENT_BYTES) if await store.wait([key], WAIT_S) else None
+    came = await store.wait([key], timing.INCIDENT_WAIT_S)
+    return await store.get(key, MAX_INCIDENT_BYTES) if came else None
 
 
 async def claim(store: Store, number: int, incident: Incident) -> bool:
@@ -195,7 +190,7 @@ async def gather(
         answers = await store.multi_get([there[node] for node in chunk], MAX_MESSAGE_BYTES)
         received, unread = await in_thread(
             partial(_unpacked, dict(zip(chunk, answers, strict=True)), world_size, groups, room),
-            UNPACKING_S,
+            timing.UNPACKING_S,
         )
         unseen += unread
         names = set().union(*(answer.blobs() for answer in received.values()))
@@ -273,7 +268,7 @@ async def _wait(store: Store, keys: list[str], timeout_s: float) -> bool:
     """Wait until all keys are set; False if they are not in time. Others can use the store."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        if await store.wait(keys, min(left_s, SLICE_S)):
+        if await store.wait(keys, min(left_s, timing.WAIT_SLICE_S)):
             return True
     return False
 

@@ -19,10 +19,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from hangwatch.errors import HangwatchError
+from hangwatch.watchdog import timing
 
-CONNECT_S = 20.0
-CALL_S = 10.0
-"""A store that does not answer for so long is as good as gone."""
 MAX_VALUE_BYTES = 8 << 20
 """The server drops a connection on which more is sent (TCPStoreLibUvBackend.cpp)."""
 
@@ -154,7 +152,7 @@ class Store:
         turn: AbstractAsyncContextManager[None] | None = None,
     ) -> AsyncIterator[None]:
         """Send a request, and have the connection until its answer is read."""
-        timeout_s = wait_s + CALL_S
+        timeout_s = wait_s + timing.STORE_CALL_S
         async with turn or self._turn:
             done = False
             try:
@@ -196,7 +194,7 @@ class Store:
 async def connect(host: str, port: int, prefix: str) -> Store:
     """Open a connection. Raises StoreLostError if there is no store."""
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(timing.STORE_CONNECT_S):
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
     except (OSError, ValueError) as error:  # OSError: TimeoutError as well
         raise StoreLostError(f"no store at {host}:{port} ({first_line(error)})") from error

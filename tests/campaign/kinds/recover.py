@@ -15,7 +15,7 @@ from fault import Fault, Outcome, merged
 from held import Moments
 from job import Job, Result, busy
 
-from hangwatch.watchdog.incident import abort
+from hangwatch.watchdog import timing
 
 if TYPE_CHECKING:
     import random
@@ -172,7 +172,7 @@ class _Recovery:
         if self.how == "term-held":
             self.moments.hold(point)
         # The ranks catch SIGTERM, and might save what they have.
-        self._until_at(job, point, COME_S + abort.SAVE_S)
+        self._until_at(job, point, COME_S + timing.CHECKPOINT_S)
         self._until_marked(job, "recovered")
         time.sleep(min(self.seconds, 2.0))
         self.moments.let_go(point)

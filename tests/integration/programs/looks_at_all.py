@@ -15,13 +15,13 @@ import traceback
 from pathlib import Path
 
 from hangwatch import cli
+from hangwatch.commands import timing
 from hangwatch.commands.doctor.machine import watched_jobs
-from hangwatch.commands.top import command
 
 BOUND_S = 20
 MOST_BYTES = 3 << 30
 
-command.ONCE_S = 0.0
+timing.TOP_ONCE_S = 0.0
 
 
 def late(*_):

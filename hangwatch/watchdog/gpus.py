@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from hangwatch.console import News
 from hangwatch.diagnosis.facts.faults import HEALTH, Weight, gpu_name, meaning
-from hangwatch.efficiency.habits import Finding
+from hangwatch.efficiency import Finding
 from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, environment
+from hangwatch.evidence.sockets import open_files
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Cost, GpuHealth
 from hangwatch.model.page import Identity
 from hangwatch.text import the_ranks
+from hangwatch.watchdog import timing
 
-REPORT_S = 1.0
-"""Between two looks at the state of the GPUs."""
-CROWDED_S = 10.0
-"""Ranks that are on one GPU for so long stay there: two readings."""
-UNMATCHED_S = 30.0
-"""A rank that has had a device for so long has used it."""
-DEVICES_S = 5.0
-"""Between two looks at the devices that a process has opened."""
 DEVICE = "/dev/nvidia"
-MAX_FILES = 4096
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -83,7 +74,7 @@ class GpuWatch:
             self._local_rank(rank, seen.light.identity, look) for rank, seen in look.seen.items()
         ]
         self.gpus.watch(ranks, active=bool(look.waiting))
-        if ranks and look.now_ns - self._reported_ns >= REPORT_S * 1e9:
+        if ranks and look.now_ns - self._reported_ns >= timing.GPU_REPORT_S * 1e9:
             self._reported_ns = look.now_ns
             self._report(ranks, look.now_ns)
 
@@ -93,27 +84,15 @@ class GpuWatch:
         if process is None or (process.pid, process.start_ticks) != key:
             variables = environment(identity.pid, _VISIBLE.__eq__, self.proc)
             process = self._processes[rank] = _Process(*key, variables.get(_VISIBLE))
-        due = look.now_ns - process.checked_ns >= DEVICES_S * 1e9 and rank in look.waiting
-        if due and not process.on_device and Path(f"{self.device}ctl").exists():
+        due = look.now_ns - process.checked_ns >= timing.GPU_DEVICES_S * 1e9
+        due = due and rank in look.waiting and not process.on_device
+        if due and Path(f"{self.device}ctl").exists():
             process.checked_ns = look.now_ns
-            process.on_device = self._has_device(identity.pid)
+            files = open_files(identity.pid, self.proc)
+            process.on_device = any(path.startswith(self.device) for path in files)
         return LocalRank(
             rank, identity.pid, identity.local_rank, process.visible, process.on_device
         )
-
-    def _has_device(self, pid: int) -> bool:
-        """Return True if a process is known to have opened a device of NVIDIA's."""
-        try:
-            with os.scandir(Path(self.proc, str(pid), "fd")) as files:
-                return any(self._is_device(file.path) for file in islice(files, MAX_FILES))
-        except OSError:
-            return False
-
-    def _is_device(self, path: str) -> bool:
-        try:
-            return os.readlink(path).startswith(self.device)  # noqa: PTH115 (thousands of files)
-        except OSError:
-            return False
 
     def _report(self, ranks: Iterable[LocalRank], now_ns: int) -> None:
         node = self.gpus.node()
@@ -124,14 +103,14 @@ class GpuWatch:
             if gpu.ranks:
                 self._report_state(gpu)
         unmatched = {rank for gpu in node.gpus if gpu.assumed for rank in gpu.ranks}
-        if self._lasts("unmatched", now_ns, UNMATCHED_S, so=bool(unmatched)):
+        if self._lasts("unmatched", now_ns, timing.GPU_UNMATCHED_S, so=bool(unmatched)):
             text = (
                 f"NVML names none of the processes of {the_ranks(unmatched)} (it may count pids as "
                 "another container does): which GPU they use is concluded from LOCAL_RANK"
             )
             self.news.lose("gpu-pids", text, quiet=True)
         crowded = self.gpus.crowded()
-        if self._lasts("crowded", now_ns, CROWDED_S, so=crowded is not None) and crowded:
+        if self._lasts("crowded", now_ns, timing.GPU_CROWDED_S, so=crowded is not None) and crowded:
             idle = sum(not gpu.ranks for gpu in node.gpus)
             self.findings = (Finding(Cost.ONE_GPU, crowded.ranks, count=crowded.index, other=idle),)
             text = (
@@ -155,7 +134,7 @@ class GpuWatch:
             text = f"{who} {known.what} (Xid {xid.number}). {known.detail}"
             if known.weight > Weight.NOTE:
                 self.news.once(f"xid-{xid.number}:{gpu.uuid}", text)
-            elif xid.age_s <= REPORT_S:
+            elif xid.age_s <= timing.GPU_REPORT_S:
                 self.news.debug(text)
 
     def _lasts(self, what: str, now_ns: int, for_s: float, *, so: bool) -> bool:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_hello import hello
 from made_pages import page, write
+from watched import Watched
 
-from hangwatch.console import News
-from hangwatch.evidence.pages.finder import Pages
-from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import ExceptionRecord, RankPage
 from hangwatch.preflight import Grade
-from hangwatch.watchdog.notices.startup import LATE_S, SOON_S, Preflight, Start, certain
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.startup import Preflight, Start, certain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,36 +28,23 @@ HOSTNAME = socket.gethostname()
 NODES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
 
 
-class Bench:
+class Bench(Watched):
     """A watch over ranks that are made up."""
 
     def __init__(self, where: Path) -> None:
-        self._err = where / "err"
-        self._fd = os.open(self._err, os.O_WRONLY | os.O_CREAT)
-        news = News(self._fd)
-        self.run_dir = where / "run"
-        self.run_dir.mkdir()
+        super().__init__(where)
         started = hello(self.run_dir, command=("python", "train.py"), command_pid=os.getpid())
-        self.preflight = Preflight(started, news)
-        self._added_ns = 0
-        self._looker = Looker(Pages(self.run_dir, news), lambda *_: True, self._now_ns)
-
-    def _now_ns(self) -> int:
-        return time.monotonic_ns() + self._added_ns
+        self.preflight = Preflight(started, self.news)
 
     def look(self, after_s: float = 0.0) -> str:
         """A look a while later, with its answers; all that was said so far."""
-        self._added_ns += int(after_s * 1e9)
 
         async def look() -> None:
-            self.preflight.look(self._looker.look())
+            self.preflight.look(self.seen(after_s))
             await self.preflight.conclude()
 
         asyncio.run(look())
-        return self._err.read_text()
-
-    def close(self) -> None:
-        os.close(self._fd)
+        return self.said
 
 
 @pytest.fixture
@@ -78,26 +64,26 @@ def test_a_job_that_starts_is_told_nothing(bench: Bench) -> None:
     write(bench.run_dir, waits(3, world_size=2))
     assert bench.look() == ""
     write(bench.run_dir, page(3, world_size=2))
-    assert bench.look(SOON_S) == ""
+    assert bench.look(timing.INIT_SOON_S) == ""
     write(bench.run_dir, waits(3, world_size=2))
-    assert bench.look(LATE_S) == ""
+    assert bench.look(timing.INIT_LATE_S) == ""
 
 
 def test_a_rank_that_the_job_does_not_have_is_told_once(bench: Bench) -> None:
     write(bench.run_dir, waits(2, world_size=2))
     assert bench.look() == ""
-    said = bench.look(SOON_S)
+    said = bench.look(timing.INIT_SOON_S)
     assert said == (
         "hangwatch: the job cannot start: RANK=2 with WORLD_SIZE=2: ranks count from 0 to 1;"
         " start each rank with a RANK of its own below WORLD_SIZE\n"
     )
-    assert bench.look(LATE_S) == said
+    assert bench.look(timing.INIT_LATE_S) == said
 
 
 def test_ranks_that_wait_for_healthy_reasons_are_told_nothing(bench: Bench) -> None:
     write(bench.run_dir, waits(0, world_size=2))
-    assert bench.look(SOON_S) == ""
-    assert bench.look(LATE_S) == ""
+    assert bench.look(timing.INIT_SOON_S) == ""
+    assert bench.look(timing.INIT_LATE_S) == ""
 
 
 def started(

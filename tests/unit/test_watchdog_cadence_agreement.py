@@ -10,7 +10,8 @@ from made_pages import group, page
 from hangwatch.evidence.pages.finder import OpenPage, Seen
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.calls import GroupKey
-from hangwatch.watchdog.notices.stragglers import FIRST_S, MOST_S, Agreement, differ
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.cadence import Agreement, differ
 
 if TYPE_CHECKING:
     from hangwatch.model.page import PageGroup
@@ -56,7 +57,7 @@ def test_ranks_that_differ_on_purpose_are_looked_at_less_and_less_often() -> Non
         if agreement.look_due(Look(tenths * 10**8, ranks, {}, moved=True))
     ]
     rests = [after - before for before, after in pairwise(looked)]
-    assert rests[0] >= FIRST_S
+    assert rests[0] >= timing.COMPARE_FIRST_S
     assert all(before <= after + 0.2 for before, after in pairwise(rests))
-    assert max(rests) <= MOST_S + 0.2
+    assert max(rests) <= timing.COMPARE_MOST_S + 0.2
     assert len(looked) < 12

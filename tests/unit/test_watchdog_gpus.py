@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_pages import page, write
+from watched import Watched
 
-from hangwatch.console import News
-from hangwatch.efficiency.habits import Finding
+from hangwatch.efficiency import Finding
 from hangwatch.evidence.gpu.reader import Gpus
-from hangwatch.evidence.pages.finder import Pages
-from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.gpu import GpuState, NodeGpus, Xid
 from hangwatch.model.kinds import Cost, GpuHealth
-from hangwatch.watchdog.notices.gpus import GpuWatch
+from hangwatch.watchdog.gpus import GpuWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,34 +52,21 @@ class FakeGpus(Gpus):
         return self.shared
 
 
-class Bench:
+class Bench(Watched):
     """A watch over one rank, this process."""
 
     def __init__(self, where: Path) -> None:
+        super().__init__(where)
         self.gpus = FakeGpus()
-        self._err = where / "err"
-        self._fd = os.open(self._err, os.O_WRONLY | os.O_CREAT)
-        self.news = News(self._fd)
         self.device = where / "nvidia"
         self.watch = GpuWatch(self.gpus, self.news, device=str(self.device))
-        self._added_ns = 0
-        run_dir = where / "run"
-        run_dir.mkdir()
-        write(run_dir, page(0))
-        self._looker = Looker(Pages(run_dir, self.news), lambda *_: True, self._now_ns)
-
-    def _now_ns(self) -> int:
-        return time.monotonic_ns() + self._added_ns
+        write(self.run_dir, page(0))
 
     def look(self, *gpus: GpuState, after_s: float = 2.0, **node: Any) -> str:
         """A look a while later; all that was said so far."""
-        self._added_ns += int(after_s * 1e9)
         self.gpus.said = NodeGpus(gpus, **node)
-        self.watch.look(self._looker.look())
-        return self._err.read_text()
-
-    def close(self) -> None:
-        os.close(self._fd)
+        self.watch.look(self.seen(after_s))
+        return self.said
 
 
 @pytest.fixture

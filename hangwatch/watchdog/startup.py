@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hangwatch.console import News
+from hangwatch.evidence.background import Tasks, in_thread
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, Tree, environment
 from hangwatch.evidence.sockets import listens_at
-from hangwatch.evidence.threads import in_thread
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.preflight import Finding, Grade, network, rendezvous
@@ -23,14 +23,23 @@ from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.network import interfaces
 from hangwatch.preflight.variables import out_of_range, same_ranks
 from hangwatch.run.handshake import Hello
-from hangwatch.watchdog.tasks import Tasks
+from hangwatch.watchdog import timing
 
-PATIENCE_S = 60.0
-"""Ranks that run for so long without a page will have none any more."""
-_LOOK_S = 2.0
 _WHY = (
     "Python does not load hangwatch with -I, -E or -S, nor where PYTHONPATH is reset; call "
     "hangwatch.agent.arm() at the top of the training script instead"
+)
+_STARTED = frozenset({Phase.RUNNING, Phase.FINALIZING, Phase.EXITED})
+_NAMES = frozenset(
+    {
+        "GLOO_SOCKET_IFNAME",
+        "GROUP_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+    }
 )
 
 
@@ -50,7 +59,7 @@ class Absence:
         """Look if a look is due; call it while there is no page."""
         if now_s < self._next_s:
             return
-        self._next_s = now_s + _LOOK_S
+        self._next_s = now_s + timing.ABSENCE_LOOK_S
         tree = Tree(self.proc)
         ranks = [rank for pid in self.commands() for rank in tree.launched_ranks(pid)]
         self._most = max(self._most, len(ranks))
@@ -58,11 +67,11 @@ class Absence:
             self._since_s = None
         elif self._since_s is None:
             self._since_s = now_s
-        elif now_s - self._since_s >= PATIENCE_S:
+        elif now_s - self._since_s >= timing.CHECK_IN_S:
             self.news.lose(
                 "absence",
-                f"{self._ranks()} {PATIENCE_S:g} s ago and none has checked in: the job is not "
-                f"watched. If it uses torch.distributed: {_WHY}",
+                f"{self._ranks()} {timing.CHECK_IN_S:g} s ago and none has checked in: the job is "
+                f"not watched. If it uses torch.distributed: {_WHY}",
             )
 
     def ended(self) -> None:
@@ -78,28 +87,6 @@ class Absence:
 
     def _ranks(self) -> str:
         return f"{self._most} rank{'s were' if self._most != 1 else ' was'} started"
-
-
-SOON_S = 8.0
-"""Healthy ranks of one node leave init_process_group sooner."""
-LATE_S = 40.0
-"""Names and routes of a pod may come this late, and other nodes later."""
-END_S = 3.0
-"""Time that the end of the watch waits for a check."""
-CHECK_S = 120.0
-"""Time for a check: a name server may be dead."""
-_STARTED = frozenset({Phase.RUNNING, Phase.FINALIZING, Phase.EXITED})
-_NAMES = frozenset(
-    {
-        "GLOO_SOCKET_IFNAME",
-        "GROUP_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "WORLD_SIZE",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +131,7 @@ class Preflight:
 
     async def conclude(self) -> None:
         """Wait for checks that are under way; the job has ended."""
-        await self._tasks.settle(END_S)
+        await self._tasks.settle(timing.START_CHECK_END_S)
 
     def _look(self, look: Look) -> None:
         self._began_ns = self._began_ns or look.now_ns
@@ -162,9 +149,9 @@ class Preflight:
         waited_s = (look.now_ns - since_ns) / 1e9
         if raised:
             self._begin("raised", raised)
-        elif waited_s >= LATE_S:
+        elif waited_s >= timing.INIT_LATE_S:
             self._begin("late", inside)
-        elif inside and waited_s >= SOON_S:
+        elif inside and waited_s >= timing.INIT_SOON_S:
             self._begin("soon", inside)
 
     def _begin(self, when: str, ranks: Sequence[RankPage]) -> None:
@@ -182,7 +169,7 @@ class Preflight:
     async def _check(self, start: Start) -> None:
         findings: list[Finding] = []
         try:
-            await in_thread(lambda: findings.extend(certain(start)), CHECK_S)
+            await in_thread(lambda: findings.extend(certain(start)), timing.START_CHECK_S)
         except (OSError, ValueError) as error:
             self.news.debug(f"the start of the job cannot be checked: {error}")
         for finding in [] if self._over else findings:

@@ -1,1 +1,0 @@
-"""Notices about a running job: start-up problems, stragglers, GPU faults."""
