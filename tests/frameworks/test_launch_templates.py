@@ -38,7 +38,7 @@ def stall_and_stop(job: Launched) -> list[dict[str, Any]]:
     job.touch("hold")
     job.until_said("SLOW")
     (job.where / "hold").unlink()
-    job.until_said("goes on")
+    job.until_said("recovered")
     job.touch("stop")
     assert job.wait() == 0
     return [report["verdict"] for report in job.reports()]

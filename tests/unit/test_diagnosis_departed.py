@@ -116,7 +116,7 @@ def test_of_a_rank_that_may_yet_receive_it_is_not_said_that_it_left_the_program(
     busy = rank(1, PAIR, op(PAIR, 1, line=10), *both[1], threads=reads)
     verdict = only(job(waits, busy))
     assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
-    assert "left the common program" not in verdict.explanation
+    assert "left the common sequence of calls" not in verdict.explanation
 
 
 def test_who_sends_to_one_that_has_left_the_ring_may_have_missed_that() -> None:
