@@ -1,7 +1,7 @@
 """Inefficient training habits of the ranks of a node: facts of the ranks in, notes for people out.
 
 A habit counts only where it shows on every rank at hand, and anything that could explain it
-otherwise silences it. Pure: no clock, no files. The agent gathers the facts (agent/practice).
+otherwise silences it. Pure: no clock, no files. The agent gathers the facts (agent/habits.py).
 """
 
 from __future__ import annotations

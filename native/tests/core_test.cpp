@@ -364,11 +364,34 @@ void the_exception_that_aborts_a_process_stays_on_its_page() {
     std::terminate();
   });
   CHECK(first.in_cpp == 0 && first.type.str() == "ValueError");
-  // Whoever had a handler keeps it, and one that is set later is the process's own choice.
+  // A handler that the program sets later replaces this one.
   CHECK(left_by([] {
           std::set_terminate([] { std::abort(); });
           std::terminate();
         }).ns == 0);
+}
+
+constexpr int kHandled = 7;
+
+void a_handler_that_was_there_before_is_called() {
+  const std::string path = path_of("aborted.page");
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    execl("/proc/self/exe", "core_test", path.c_str(), "terminate", nullptr);
+    _exit(1);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+        WEXITSTATUS(status) == kHandled);
+  CHECK(unlink(path.c_str()) == 0);
+}
+
+// In a process that has no handler yet: terminate with one of its own.
+[[noreturn]] void terminate_with_a_handler(const char* page) {
+  std::set_terminate([] { _exit(kHandled); });
+  if (writer::open(page, {}) != 0) _exit(1);
+  std::terminate();
 }
 
 void a_second_page_or_a_taken_name_is_refused() {
@@ -418,6 +441,7 @@ void no_bytes_make_the_reader_do_wrong() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3) terminate_with_a_handler(argv[1]);
   if (argc != 2) return 2;
   g_directory = argv[1];
   members_survive_the_way_through_text();
@@ -433,6 +457,7 @@ int main(int argc, char** argv) {
   a_record_is_whole_or_says_that_it_is_not();
   a_forked_child_writes_nothing();
   the_exception_that_aborts_a_process_stays_on_its_page();
+  a_handler_that_was_there_before_is_called();
   a_second_page_or_a_taken_name_is_refused();
   no_bytes_make_the_reader_do_wrong();
   std::puts("good");

@@ -39,13 +39,8 @@ from hangwatch.commands.doctor.outcome import (
 )
 from hangwatch.preflight import network
 from hangwatch.preflight.job import number
+from hangwatch.run.peers import TASKS
 
-RANKS = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
 ALIKE = (
     *("NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE", "NCCL_CUMEM_ENABLE"),
     *("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO"),
@@ -85,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def ranked(environ: Mapping[str, str]) -> tuple[int, int] | None:
     """Return (rank, world size) as the launcher gave them."""
-    for rank, size in RANKS:
+    for rank, size in TASKS:
         given = number(environ, rank), number(environ, size)
         if given[0] is not None and given[1]:
             return given[0], given[1]
