@@ -11,7 +11,7 @@ PAGE_BYTES: int
 def read_page(data: bytes | bytearray | memoryview | Any, events: bool = True) -> dict[str, Any]:
     """Decode a page from an object with the buffer protocol (an mmap, bytes).
 
-    Returns plain values only, in the schema that hangwatch.evidence.page documents.
+    Returns plain values only, in the schema that hangwatch.evidence.pages.reader documents.
     Raises ValueError (never anything else, never crashes) for bytes that are
     no page. With events=False the ring is not decoded.
     """
@@ -86,7 +86,7 @@ def add_new_group(number: int, ranks: Sequence[int], file: str, line: int, funct
     """Record a call of new_group that begins; number and ranks: see PageNewGroup."""
 
 def set_exception(type: str, message: str, file: str, line: int, function: str) -> None:
-    """Record the exception that ends the process; message: of model.page_format.packed()."""
+    """Record the exception that ends the process; message: of model.json_page.packed()."""
 
 def last_thrown() -> tuple[str, str]:
     """Return type and text of the exception of torch's last call that failed; else empty."""

@@ -193,7 +193,7 @@ struct ExceptionData {
   std::uint64_t line;
   std::uint64_t in_cpp;  // std::terminate was called for it; native/uncaught.hpp
   Text<128> type;
-  Text<1024> message;  // what it says, and what led to it (hangwatch/model/page_format.py)
+  Text<1024> message;  // what it says, and what led to it (hangwatch/model/json_page.py)
   Text<512> file;
   Text<128> function;
 };

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.call_site import user_site
 from hangwatch.agent.guard import Guard
-from hangwatch.agent.record.wrapping import follow, leave_alone
+from hangwatch.agent.record.hidden_wrappers import follow, leave_alone
 from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring, is_foreign
 

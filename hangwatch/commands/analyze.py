@@ -25,7 +25,7 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.evidence.flight import job_snapshot, newest, parse_dump
 from hangwatch.evidence.flight.entries import FlightDump
-from hangwatch.evidence.page import SUFFIX, parse_page
+from hangwatch.evidence.pages.reader import SUFFIX, parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.codec import CodecError, decode
 from hangwatch.model.kinds import Certainty, Phase, State

@@ -14,15 +14,15 @@ from typing import Self
 
 from hangwatch.console import News, fold_command, printable
 from hangwatch.errors import PageError, UsageError
-from hangwatch.evidence.page import SUFFIX
 from hangwatch.evidence.pages.finder import Pages, Seen
 from hangwatch.evidence.pages.look import Look, Looker
+from hangwatch.evidence.pages.reader import SUFFIX
 from hangwatch.evidence.processes import Tree, environment, read_stat
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent
 from hangwatch.report.wording import group_label
-from hangwatch.run import peers
+from hangwatch.run import shared_run
 from hangwatch.run.handshake import RunFacts, read_facts
 from hangwatch.run.rundir import LOCK, PARENT, bases
 from hangwatch.safety import untrusted
@@ -91,7 +91,7 @@ def is_active(run: Run) -> bool:
         supervisor = read_stat(facts.supervisor_pid)
         return supervisor is not None and not supervisor.ended
     if facts.shared:
-        return any(command.running for command in peers.commands(run.path))
+        return any(command.running for command in shared_run.commands(run.path))
     with suppress(OSError):
         return untrusted.is_locked(run.path / LOCK)
     return False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hangwatch.errors import PageError
 from hangwatch.evidence.exits import kept_status, open_pid
-from hangwatch.evidence.page import MAX_BYTES, SUFFIX, parse_page
+from hangwatch.evidence.pages.reader import MAX_BYTES, SUFFIX, parse_page
 from hangwatch.evidence.processes import PROC, read_stat
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hangwatch.evidence.flight import rank_ops
 from hangwatch.evidence.flight.entries import FlightDump
-from hangwatch.evidence.page import FIRST_EXTRA_SLOT
+from hangwatch.evidence.pages.reader import FIRST_EXTRA_SLOT
 from hangwatch.evidence.processes import LaunchedRank
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.frames import marked

@@ -34,7 +34,7 @@ MAX_BYTES = 8 << 20
 MAIN_THREAD = "MainThread"
 _MAX_FRAMES = 400
 _WRAPPERS = "/hangwatch/agent/record/importlib._bootstrap"
-"""The file that frames of our own wrappers are in (agent/record/wrapping.py)."""
+"""The file that frames of our own wrappers are in (agent/record/hidden_wrappers.py)."""
 _MAX_THREADS = 256
 _STOPPED = frozenset("Tt")
 

@@ -13,7 +13,7 @@ PAGE_UNFINISHED_S = 2.0
 ARRIVAL_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper bounds of the buckets of arrivals, the metric's; one more has the rest."""
 
-# --- Flight Recorders (flights.py) ---
+# --- Flight Recorders (flight/request.py) ---
 
 FLIGHT_ANSWER_S = 2.0
 """The answer of a sampler, which looks for requests a few times a second."""

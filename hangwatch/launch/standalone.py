@@ -24,7 +24,7 @@ from hangwatch.agent.inject.unwrapped import LOCK_FD, WATCH_FD
 from hangwatch.console import fold_command, say
 from hangwatch.errors import HangwatchError
 from hangwatch.evidence.local_ranks import LocalRanks, launcher_of
-from hangwatch.evidence.page import SUFFIX
+from hangwatch.evidence.pages.reader import SUFFIX
 from hangwatch.evidence.processes import command_words
 from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
@@ -33,7 +33,7 @@ from hangwatch.launch.watchdog_process import WatchdogProcess, introduce, start_
 from hangwatch.model.codec import decode
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello
-from hangwatch.run.peers import WATCH, SharedRun
+from hangwatch.run.shared_run import WATCH, SharedRun
 from hangwatch.safety.faultlog import log_fault
 from hangwatch.settings.config import Config, read_config
 

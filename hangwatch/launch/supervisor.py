@@ -45,8 +45,9 @@ from hangwatch.launch.watchdog_process import (
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello, to_other_nodes
-from hangwatch.run.peers import ABORTED, SharedRun, Start, job_name
+from hangwatch.run.launchers import job_name
 from hangwatch.run.rundir import RunDir
+from hangwatch.run.shared_run import ABORTED, SharedRun, Start
 from hangwatch.run.test_hooks import reach
 from hangwatch.safety.faultlog import log_fault, logged
 from hangwatch.settings.config import Config

@@ -30,8 +30,8 @@ from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
 from hangwatch.report.files import open_run
 from hangwatch.run.handshake import Hello, RunFacts
-from hangwatch.run.peers import Start
 from hangwatch.run.rundir import RunDir
+from hangwatch.run.shared_run import Start
 from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import logged
 from hangwatch.safety.texts import readable

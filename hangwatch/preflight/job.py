@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from hangwatch.run.peers import LAUNCHER_MODULES, LAUNCHERS
+from hangwatch.run.launchers import LAUNCHER_MODULES, LAUNCHERS
 from hangwatch.safety import untrusted
 
 RENDEZVOUS_PORT = 29400

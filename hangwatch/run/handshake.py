@@ -17,7 +17,7 @@ from typing import Any
 
 from hangwatch.errors import HangwatchError
 from hangwatch.model.report import RunInfo
-from hangwatch.run import peers
+from hangwatch.run import shared_run
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 from hangwatch.settings.config import Config
@@ -81,7 +81,7 @@ class Hello:
     def commands(self) -> list[int]:
         """Return the pids of the commands of this node."""
         if self.facts.shared:
-            return [command.pid for command in peers.commands(self.run_dir)]
+            return [command.pid for command in shared_run.commands(self.run_dir)]
         return [self.facts.command_pid]
 
     def line(self) -> bytes:

@@ -9,7 +9,7 @@ file ``lock`` until it ends, by whatever means; a directory whose lock is free w
 and the next run sweeps it. A lock and not a pid, since containers that share /dev/shm do not
 share their pids.
 
-Commands that were started for one rank each (run/peers.py) share the directory
+Commands that were started for one rank each (run/shared_run.py) share the directory
 ``<base>/hangwatch-<uid>/job-<hash>``: each holds a shared lock on it, and the last
 one to leave removes it.
 """

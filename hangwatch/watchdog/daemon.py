@@ -24,9 +24,9 @@ from hangwatch.evidence.stacks import PySpy
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.model.report import Note
 from hangwatch.report.files import write_log, write_run
-from hangwatch.run import handshake, peers, rundir
+from hangwatch.run import handshake, rundir, shared_run
 from hangwatch.run.handshake import Hello
-from hangwatch.run.peers import CONCLUDED
+from hangwatch.run.shared_run import CONCLUDED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
@@ -80,11 +80,11 @@ async def all_ended(run_dir: Path) -> int | None:
 
     None if their supervisors are gone.
     """
-    found = peers.commands(run_dir)
+    found = shared_run.commands(run_dir)
     while any(command.running for command in found):
         await asyncio.sleep(timing.COMMANDS_POLL_S)
-        found = peers.commands(run_dir)
-    return peers.overall_exit_code(found)
+        found = shared_run.commands(run_dir)
+    return shared_run.overall_exit_code(found)
 
 
 async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:

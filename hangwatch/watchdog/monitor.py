@@ -26,9 +26,9 @@ from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog import state, timing
 from hangwatch.watchdog.cadence import Agreement, Cadence, Learnt, Progress, Schedule
 from hangwatch.watchdog.gpus import GpuWatch
-from hangwatch.watchdog.incident.incidents import Event, Stage
 from hangwatch.watchdog.incident.judge import Judge, SavedJudge
 from hangwatch.watchdog.incident.reporter import SavedReporter
+from hangwatch.watchdog.incident.stages import Event, Stage
 from hangwatch.watchdog.startup import Absence, Preflight
 from hangwatch.watchdog.telemetry import Telemetry
 

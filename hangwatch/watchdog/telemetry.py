@@ -38,7 +38,7 @@ from hangwatch.settings.config import parse_address
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incident.evidence import local_size
-from hangwatch.watchdog.incident.incidents import Incidents
+from hangwatch.watchdog.incident.stages import Incidents
 
 RINGS_SHARE = 0.003
 """Share of the time that is spent on reading rings, at most."""

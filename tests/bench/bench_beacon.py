@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import stub
 
 from hangwatch import _native
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

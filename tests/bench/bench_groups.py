@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from hangwatch.agent.environment import job_environment
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 PROGRAM = """\
 import sys, time

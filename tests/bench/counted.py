@@ -156,7 +156,7 @@ def _written(directory: Path) -> tuple[Callable[..., object], mmap.mmap]:
         call()
     with (directory / "counted.page").open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    return importlib.import_module("hangwatch.evidence.page").parse_page, memory
+    return importlib.import_module("hangwatch.evidence.pages.reader").parse_page, memory
 
 
 FIGURES = {

@@ -25,7 +25,7 @@ from hangwatch import _native
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, backends
 from hangwatch.evidence.flight import parse_dump
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

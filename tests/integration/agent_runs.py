@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from waiting import BOUND_S
 
 from hangwatch.agent.environment import RECORDER, job_environment
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

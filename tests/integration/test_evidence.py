@@ -17,8 +17,9 @@ from sampling import sampling
 from waiting import BOUND_S, in_time
 
 from hangwatch.console import News
-from hangwatch.evidence import flights, timing
+from hangwatch.evidence import timing
 from hangwatch.evidence.exits import Exits
+from hangwatch.evidence.flight import request
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.stacks import PySpy
@@ -238,7 +239,7 @@ def test_a_flight_recorder_is_asked_for_and_merged(node: Node, stack: ExitStack)
     assert found.flight
     assert (found.ops[-1].seq, found.ops[-1].source) == (4, "flight")
     # It lies there for a post-mortem, in which nobody can be asked, until the incident is over.
-    assert flights.left_behind(page, 0.0)
+    assert request.left_behind(page, 0.0)
     node.forget_recorders()
     assert not list(node.run_dir.glob("*.flight"))
 

@@ -22,8 +22,9 @@ from waiting import in_time, until
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
 from hangwatch.agent.sample.sampler import PERIOD_S
 from hangwatch.errors import PageError
-from hangwatch.evidence import flights, timing
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence import timing
+from hangwatch.evidence.flight import request
+from hangwatch.evidence.pages.reader import parse_page
 from hangwatch.model.kinds import Phase
 
 if TYPE_CHECKING:
@@ -412,7 +413,7 @@ def test_an_exception_is_recorded_while_the_programs_own_hook_still_prints_it(
 ) -> None:
     code = """
     import glob, os, sys, time, torch.distributed as dist
-    from hangwatch.evidence.page import parse_page
+    from hangwatch.evidence.pages.reader import parse_page
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     (page,) = glob.glob(os.environ["HANGWATCH_DIR"] + "/*.page")
     def recorded():
@@ -602,7 +603,7 @@ class TestALivingRank:
             before = read(path).gil_ns
             until(lambda before=before: read(path).gil_ns > before)  # type: ignore[misc]
             begin = time.monotonic()  # right after a sample: the next is half a second away
-            asyncio.run(flights.ask(path))
+            asyncio.run(request.ask(path))
             spent.append(time.monotonic() - begin)
         in_time(time.monotonic() - min(spent), bound_s)
 
@@ -669,7 +670,7 @@ def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Pa
         until(lambda: 0 < read(page).gil_ns < time.monotonic_ns() - 3 * 10**9)
         issued = read(page).groups[0].enqueued
         begin = time.monotonic()
-        answer = asyncio.run(flights.ask(page))
+        answer = asyncio.run(request.ask(page))
         in_time(begin, timing.FLIGHT_ANSWER_S)
         assert time.monotonic_ns() - read(page).gil_ns > 3 * 10**9
         (dump,) = answer.splitlines()
@@ -677,7 +678,7 @@ def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Pa
         # The last step's calls were issued by DDP's reducer, and not sampled any more.
         assert entries[-1]["collective_seq_id"] >= issued
         assert entries[-1]["profiling_name"] == "gloo:all_reduce"
-        flights.forget(page)
+        request.forget(page)
         assert [file.name for file in directory.iterdir()] == [page.name]
     finally:
         process.kill()

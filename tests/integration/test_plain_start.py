@@ -20,7 +20,7 @@ import pytest
 from harness import PROGRAMS, TOKEN, end, environment, free_port, processes, read_reports
 from waiting import BOUND_S, until
 
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hangwatch import _native
 from hangwatch.errors import PageError
-from hangwatch.evidence.page import parse_page
-from hangwatch.model import page_format
+from hangwatch.evidence.pages.reader import parse_page
+from hangwatch.model import json_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,8 +167,8 @@ def test_text_that_is_no_json_page_is_refused(text: bytes) -> None:
 
 
 def json_container(text: bytes) -> bytearray:
-    page = bytearray(page_format.PAGE_BYTES)
-    page_format.write(page, 1, text)
+    page = bytearray(json_page.PAGE_BYTES)
+    json_page.write(page, 1, text)
     return page
 
 

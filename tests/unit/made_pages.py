@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.model import page_format
+from hangwatch.model import json_page
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import Identity, PageEvent, PageGroup, RankPage
@@ -102,11 +102,11 @@ def write(run_dir: Path, content: RankPage) -> Path:
         data = bytearray(path.read_bytes())
         generation = 1 + max(
             int.from_bytes(data[at : at + 8], "little")
-            for at in (8, 8 + (page_format.PAGE_BYTES - 8) // 2)
+            for at in (8, 8 + (json_page.PAGE_BYTES - 8) // 2)
         )
     else:
-        data = bytearray(page_format.PAGE_BYTES)
-    page_format.write(data, generation, page_format.encode(asdict(content)))
+        data = bytearray(json_page.PAGE_BYTES)
+    json_page.write(data, generation, json_page.encode(asdict(content)))
     with path.open("r+b" if path.exists() else "xb") as file:
         file.write(data)
     return path

@@ -17,7 +17,7 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.report import RunInfo
 from hangwatch.watchdog.cadence import Cadence
-from hangwatch.watchdog.incident.incidents import Incidents
+from hangwatch.watchdog.incident.stages import Incidents
 from hangwatch.watchdog.telemetry import Telemetry
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from fake_torch import Group, Work
 
 import hangwatch
 from hangwatch import _native
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import hangwatch
 from hangwatch.agent import environment
 from hangwatch.agent.inject import unwrapped
 from hangwatch.agent.inject.rank import is_launcher, named_run
-from hangwatch.run.peers import WATCH
 from hangwatch.run.rundir import LOCK
+from hangwatch.run.shared_run import WATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from hangwatch.agent.sample.exceptions import (
     handled_by_main_thread,
     has_other_threads,
 )
-from hangwatch.model.page_format import unpacked
+from hangwatch.model.json_page import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hangwatch.commands.analyze import judge
 from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
-from hangwatch.evidence.page import parse_page
-from hangwatch.model import page_format
+from hangwatch.evidence.pages.reader import parse_page
+from hangwatch.model import json_page
 from hangwatch.model.page import MAX_WORLD
 from hangwatch.report.build import build_report
 from hangwatch.report.html import render_page
@@ -66,8 +66,8 @@ def judged(**files: bytes) -> None:
 
 
 def page_bytes(values: dict[str, Any]) -> bytes:
-    data = bytearray(page_format.PAGE_BYTES)
-    page_format.write(data, 1, page_format.encode(values))
+    data = bytearray(json_page.PAGE_BYTES)
+    json_page.write(data, 1, json_page.encode(values))
     return bytes(data)
 
 

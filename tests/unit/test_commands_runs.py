@@ -14,7 +14,7 @@ from hangwatch.commands import runs
 from hangwatch.commands.top import EXIT_UNCLEAR, top
 from hangwatch.errors import UsageError
 from hangwatch.run import handshake, rundir
-from hangwatch.run.peers import SharedRun
+from hangwatch.run.shared_run import SharedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import frame, job, killed, main_thread, only, op, raised, rank, world
 
-from hangwatch.diagnosis.facts.faults import XIDS, Weight, gpu_fault
+from hangwatch.diagnosis.facts.gpu_faults import XIDS, Weight, gpu_fault
 from hangwatch.model.gpu import GpuState, Xid
 from hangwatch.model.kinds import Certainty, GpuHealth, Kind, OpState, Reason
 from hangwatch.model.snapshot import JobSnapshot, ProcessState

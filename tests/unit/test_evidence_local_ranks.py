@@ -21,7 +21,7 @@ from hangwatch.launch.standalone import StandaloneSupervisor, find_settings
 from hangwatch.model.kinds import Phase
 from hangwatch.run import rundir
 from hangwatch.run.handshake import to_other_nodes
-from hangwatch.run.peers import WATCH
+from hangwatch.run.shared_run import WATCH
 from hangwatch.settings.config import Config
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from made_pages import page, write
 
 from hangwatch.console import News
-from hangwatch.evidence.page import MAX_BYTES
 from hangwatch.evidence.pages.finder import MAX_REPORTED, Pages
+from hangwatch.evidence.pages.reader import MAX_BYTES
 from hangwatch.model.kinds import Phase
 
 pytest_plugins = ["said_news"]

@@ -28,8 +28,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "habits", "inject"),
     ),
     "evidence": (
-        *("timing", "page", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
-        *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
+        *("timing", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
+        *("stacks", "sources", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": (
         "timing",

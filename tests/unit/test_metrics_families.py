@@ -26,7 +26,7 @@ from hangwatch.model.gpu import NodeGpus
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State, What
 from hangwatch.model.verdict import RootCause, Verdict
 from hangwatch.settings.config import Config
-from hangwatch.watchdog.incident.incidents import Event
+from hangwatch.watchdog.incident.stages import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.model.page_format import SEPARATOR, packed, unpacked
+from hangwatch.model.json_page import SEPARATOR, packed, unpacked
 
 TEXTS = st.text().filter(lambda text: SEPARATOR not in text)
 

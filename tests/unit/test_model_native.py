@@ -51,12 +51,12 @@ STAND_IN = """
     from hangwatch.agent.record.recorder import choose
     recorder = choose({"HANGWATCH_NATIVE": file})
     print(type(recorder).__name__, recorder._reason)
-    from hangwatch.evidence.page import PageError, parse_page
+    from hangwatch.evidence.pages.reader import PageError, parse_page
     try:
         parse_page(open(sys.argv[1], "rb").read())
     except PageError as error:
         print(error)
-    from hangwatch.evidence import flights
+    from hangwatch.evidence.flight import request
     from pathlib import Path
     flights.ring(Path(sys.argv[1]))
     print("hangwatch._native" in sys.modules)

@@ -19,7 +19,7 @@ from hangwatch import _native
 from hangwatch.agent.sample.flight import RELAXED, captures_left_alone
 from hangwatch.agent.torch_api import stream_function
 from hangwatch.diagnosis import diagnose
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.kinds import Kind, Reason
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Thresholds

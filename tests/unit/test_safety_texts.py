@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hangwatch.console import fold_command, printable
 from hangwatch.launch.watchdog_process import shortened
-from hangwatch.run.peers import shared_name
+from hangwatch.run.launchers import shared_name
 from hangwatch.safety.texts import readable, readable_all, readable_report
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))

@@ -20,7 +20,7 @@ from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.verdict import Verdict
-from hangwatch.run.peers import ABORTED
+from hangwatch.run.shared_run import ABORTED
 from hangwatch.settings.config import Config, OnHang, Stacks
 from hangwatch.watchdog.incident.abort import Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer

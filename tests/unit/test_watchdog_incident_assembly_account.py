@@ -11,8 +11,8 @@ from hangwatch.model.kinds import Certainty, Reason, State
 from hangwatch.model.report import RasAnswer, RunInfo
 from hangwatch.model.verdict import Verdict, Wait
 from hangwatch.watchdog.incident.evidence import Collected
-from hangwatch.watchdog.incident.incidents import Announce
 from hangwatch.watchdog.incident.reporter import MAX_ERRORS, Account, Judged
+from hangwatch.watchdog.incident.stages import Announce
 
 GPU = GpuState("GPU-1", 3, "NVIDIA H100")
 WAIT = Wait(0, world(2), 4, "all_reduce", (1,), 20.0)

@@ -16,9 +16,9 @@ from snapshots import THRESHOLDS
 from hangwatch.model.kinds import Certainty, State
 from hangwatch.settings.config import Config
 from hangwatch.watchdog.incident.evidence import Collected
-from hangwatch.watchdog.incident.incidents import Incidents, Stage
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Judged
+from hangwatch.watchdog.incident.stages import Incidents, Stage
 from hangwatch.watchdog.peers.messages import Published
 
 if TYPE_CHECKING:

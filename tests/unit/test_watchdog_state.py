@@ -16,9 +16,9 @@ from hangwatch.model.kinds import Kind, State
 from hangwatch.watchdog import monitor, state
 from hangwatch.watchdog.cadence import Learnt
 from hangwatch.watchdog.incident.abort import SavedAborting
-from hangwatch.watchdog.incident.incidents import Incidents, Stage
 from hangwatch.watchdog.incident.judge import SavedJudge
 from hangwatch.watchdog.incident.reporter import Detection, Elsewhere, SavedReporter
+from hangwatch.watchdog.incident.stages import Incidents, Stage
 
 if TYPE_CHECKING:
     from pathlib import Path

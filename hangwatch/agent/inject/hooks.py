@@ -20,8 +20,8 @@ from hangwatch.agent.inject.post_import import record_failure
 from hangwatch.agent.inject.process import Process, SetupCall
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
+from hangwatch.agent.record.hidden_wrappers import standing_for, uncounted
 from hangwatch.agent.record.recorder import choose
-from hangwatch.agent.record.wrapping import standing_for, uncounted
 from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.safety.foreign import Ignoring, is_foreign
 

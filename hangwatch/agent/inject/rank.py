@@ -8,7 +8,7 @@ import socket
 
 from hangwatch.agent.call_site import started
 from hangwatch.agent.environment import carried
-from hangwatch.run.peers import LAUNCHER_MODULES, LAUNCHERS
+from hangwatch.run.launchers import LAUNCHER_MODULES, LAUNCHERS
 from hangwatch.safety.foreign import is_foreign
 from hangwatch.safety.texts import readable
 

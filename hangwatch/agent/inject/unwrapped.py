@@ -2,7 +2,7 @@
 
 A launcher on another node has started the ranks here and carried PYTHONPATH along,
 or a pod template or a batch system has set it. The ranks of one job then meet in a
-directory named by what they all know (run/peers.py), and one of them starts the
+directory named by what they all know (run/launchers.py), and one of them starts the
 stand-alone supervisor (launch/standalone.py): the rank that gets the lock on the file
 ``watch`` there. It hands the lock over, so that a node has one supervisor.
 """
@@ -21,7 +21,8 @@ from hangwatch.agent.environment import (
 )
 from hangwatch.agent.inject import rank as ranks
 from hangwatch.run import rundir
-from hangwatch.run.peers import WATCH, shared_name
+from hangwatch.run.launchers import shared_name
+from hangwatch.run.shared_run import WATCH
 from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.record.wrapping import standing_for, uncounted
+from hangwatch.agent.record.hidden_wrappers import standing_for, uncounted
 from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:

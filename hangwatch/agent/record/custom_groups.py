@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.guard import Ticket
+from hangwatch.agent.record.hidden_wrappers import standing_for, uncounted
 from hangwatch.agent.record.signature import read_signature
-from hangwatch.agent.record.wrapping import standing_for, uncounted
 from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent.call_site import raised_at, user_site
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.guard import Guard
-from hangwatch.agent.record.wrapping import follow, leave_alone
+from hangwatch.agent.record.hidden_wrappers import follow, leave_alone
 from hangwatch.safety.foreign import traceback_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from hangwatch.agent.call_site import Prefixes, user_site
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.guard import Ticket, Turn
 from hangwatch.agent.periodic import FlagBell
-from hangwatch.model import page_format
+from hangwatch.model import json_page
 from hangwatch.model.operations import NCCL
 from hangwatch.safety.foreign import is_foreign
 
@@ -467,7 +467,7 @@ class PageFile:
         descriptor = os.open(path, flags, 0o600)
         try:
             # Room is set aside first: a full file system answers a write to a mapping by SIGBUS.
-            os.posix_fallocate(descriptor, 0, page_format.PAGE_BYTES)
+            os.posix_fallocate(descriptor, 0, json_page.PAGE_BYTES)
             self._memory = _mapped(descriptor)
         except OSError:
             os.unlink(path)
@@ -492,7 +492,7 @@ class PageFile:
                 newest.sort(key=itemgetter("index"))
                 text = _fitting(values, copied, newest[-RING_EVENTS:])
                 self._generation += 1
-                page_format.write(self._memory, self._generation, text)
+                json_page.write(self._memory, self._generation, text)
         finally:
             ticket.over = True
 
@@ -505,7 +505,7 @@ def _mapped(descriptor: int) -> mmap.mmap:
     """
     import ctypes  # torch has imported it already
 
-    memory = mmap.mmap(descriptor, page_format.PAGE_BYTES)
+    memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return memory
 
@@ -518,7 +518,7 @@ def _fitting(values: Fields, groups: list[Fields], events: list[Fields]) -> byte
     shown = MEMBERS_SHOWN
     while True:
         try:
-            return page_format.encode({**values, "groups": groups, "events": events})
+            return json_page.encode({**values, "groups": groups, "events": events})
         except ValueError:
             if events:
                 events = events[len(events) // 2 + 1 :]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.guard import Guard
+from hangwatch.agent.record.hidden_wrappers import standing_for
 from hangwatch.agent.record.python_page import PythonPage
 from hangwatch.agent.record.signature import read_signature, read_splits
-from hangwatch.agent.record.wrapping import standing_for
 from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:

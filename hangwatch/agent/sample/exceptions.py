@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.agent.call_site import raised_at
 from hangwatch.agent.exception_text import text_of, type_name
-from hangwatch.model.page_format import packed
+from hangwatch.model.json_page import packed
 from hangwatch.safety.foreign import bases_of, signal_of, traceback_of
 
 if TYPE_CHECKING:

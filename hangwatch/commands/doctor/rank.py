@@ -39,7 +39,7 @@ from hangwatch.commands.doctor.outcome import (
 )
 from hangwatch.preflight import network
 from hangwatch.preflight.job import number
-from hangwatch.run.peers import TASKS
+from hangwatch.run.launchers import TASKS
 
 ALIKE = (
     *("NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE", "NCCL_CUMEM_ENABLE"),

@@ -21,7 +21,7 @@ from hangwatch.report import schema
 from hangwatch.report.files import REPORT, load, read_run, run_files
 from hangwatch.report.schema import Report
 from hangwatch.watchdog import state
-from hangwatch.watchdog.incident.incidents import Stage
+from hangwatch.watchdog.incident.stages import Stage
 
 _ONGOING = frozenset({Stage.SLOW, Stage.HANG, Stage.FAILED})
 

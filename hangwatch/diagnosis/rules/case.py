@@ -16,7 +16,7 @@ from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.devices import Stuck
 from hangwatch.diagnosis.facts.endings import Ending, How
-from hangwatch.diagnosis.facts.faults import Fault, gpu_fault
+from hangwatch.diagnosis.facts.gpu_faults import Fault, gpu_fault
 from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest

@@ -22,7 +22,7 @@ from typing import Any
 from hangwatch.console import News
 from hangwatch.errors import PageError
 from hangwatch.evidence import timing
-from hangwatch.evidence.page import MAX_BYTES, SUFFIX, parse_page, parse_ring
+from hangwatch.evidence.pages.reader import MAX_BYTES, SUFFIX, parse_page, parse_ring
 from hangwatch.evidence.pages.worlds import World, choose_world, split_incarnations, world_of
 from hangwatch.evidence.processes import alive
 from hangwatch.model.kinds import Phase

@@ -30,7 +30,7 @@ from hangwatch.evidence.pages.look import RankStatus
 from hangwatch.evidence.processes import PROC, alive, takes
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello
-from hangwatch.run.peers import ABORTED
+from hangwatch.run.shared_run import ABORTED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
 from hangwatch.watchdog import timing

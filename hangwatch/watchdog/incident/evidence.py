@@ -16,14 +16,14 @@ from hangwatch.console import News
 from hangwatch.efficiency import MAX_BYTES as MAX_FACTS_BYTES
 from hangwatch.efficiency import Finding, RankFacts, find_costs, note_of, parse_facts
 from hangwatch.errors import EvidenceError, FlightError, PageError
-from hangwatch.evidence import flights, ras, sources
+from hangwatch.evidence import ras, sources
 from hangwatch.evidence.background import in_thread
 from hangwatch.evidence.exits import Exits
-from hangwatch.evidence.flight import parse_dump
+from hangwatch.evidence.flight import parse_dump, request
 from hangwatch.evidence.flight.entries import FlightDump
-from hangwatch.evidence.page import extra_groups
 from hangwatch.evidence.pages.finder import Pages, Seen
 from hangwatch.evidence.pages.look import RankStatus, rank_statuses
+from hangwatch.evidence.pages.reader import extra_groups
 from hangwatch.evidence.processes import (
     PROC,
     LaunchedRank,
@@ -151,13 +151,13 @@ class Gatherer:
         """Have each rank that lives leave its Flight Recorder next to its page."""
         for seen in self.pages.look().values():
             if seen.light.phase in _ASKED and self._state(seen).alive:
-                flights.ask_in_passing(seen.page.path)
+                request.ask_in_passing(seen.page.path)
 
     def forget_recorders(self) -> None:
         """Free the Flight Recorders that the ranks that live have left."""
         for seen in self.pages.look().values():
             if self._state(seen).alive:
-                flights.forget(seen.page.path)
+                request.forget(seen.page.path)
 
     async def ras(self) -> RasAnswer | None:
         """Ask NCCL's RAS service on this node about the whole job; None without one."""
@@ -322,7 +322,7 @@ class Gatherer:
         process, light = evidence.process, seen.light
         if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
             return
-        evidence.raw_flight = await flights.recorder_of(
+        evidence.raw_flight = await request.recorder_of(
             seen.page.path, light, lambda: self._state(seen), self.now_ns()
         )
         # Of tens of megabytes it takes seconds.

@@ -22,8 +22,8 @@ from hangwatch.run.test_hooks import Point, keep, reach
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.abort import Aborting, SavedAborting
 from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level, whole_job
-from hangwatch.watchdog.incident.incidents import Announce, Event, Incidents, Stage, event_of
 from hangwatch.watchdog.incident.reporter import Account, Detection, Judged, Reporter
+from hangwatch.watchdog.incident.stages import Announce, Event, Incidents, Stage, event_of
 from hangwatch.watchdog.peers.connection import LastWords, Missing, Peers
 from hangwatch.watchdog.peers.messages import Gathered, Local, Published
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from hangwatch.console import News, printable
-from hangwatch.diagnosis.facts.faults import meaning
+from hangwatch.diagnosis.facts.gpu_faults import meaning
 from hangwatch.errors import ReportError
 from hangwatch.evidence import environment
 from hangwatch.evidence.background import Tasks, Worker, in_thread
@@ -33,7 +33,7 @@ from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Collected
-from hangwatch.watchdog.incident.incidents import Announce
+from hangwatch.watchdog.incident.stages import Announce
 from hangwatch.watchdog.peers.messages import Published
 
 HOOK_CULPRITS = 1000

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hangwatch import _native
 from hangwatch.evidence.flight.recorder import wire_name
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 from hangwatch.model.kinds import OpState
 
 if TYPE_CHECKING:

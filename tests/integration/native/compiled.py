@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from hangwatch import _native
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 
 class OwnWork(c10d.Work):

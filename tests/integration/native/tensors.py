@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hangwatch import _native
-from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.pages.reader import parse_page
 
 if TYPE_CHECKING:
     from hangwatch.model.page import PageEvent

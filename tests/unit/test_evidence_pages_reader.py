@@ -20,8 +20,8 @@ from waiting import until
 from hangwatch import _native
 from hangwatch.agent.record.python_page import MARKS
 from hangwatch.errors import PageError
-from hangwatch.evidence.page import parse_page
-from hangwatch.model import page_format
+from hangwatch.evidence.pages.reader import parse_page
+from hangwatch.model import json_page
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord, Identity, RankPage
@@ -311,7 +311,7 @@ def test_one_process_has_one_page(recording: Recording, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="has a rank page already"):
         recording.recorder.open_page(str(tmp_path / "other.page"), IDENTITY)
     stat = recording.path.stat()
-    assert stat.st_size == (_native.PAGE_BYTES if recording.native else page_format.PAGE_BYTES)
+    assert stat.st_size == (_native.PAGE_BYTES if recording.native else json_page.PAGE_BYTES)
     assert stat.st_mode & 0o777 == 0o600
 
 
@@ -374,8 +374,8 @@ def test_a_forked_child_writes_nothing(recording: Recording) -> None:
 
 
 def json_container(values: dict[str, Any]) -> bytearray:
-    page = bytearray(page_format.PAGE_BYTES)
-    page_format.write(page, 1, page_format.encode(values))
+    page = bytearray(json_page.PAGE_BYTES)
+    json_page.write(page, 1, json_page.encode(values))
     return page
 
 

@@ -11,23 +11,15 @@ from pathlib import Path
 import pytest
 
 import hangwatch
-from hangwatch.run.peers import (
-    ON_NODE,
-    TASKS,
-    Command,
-    SharedRun,
-    Start,
-    commands,
-    job_name,
-    overall_exit_code,
-)
+from hangwatch.run.launchers import ON_NODE, TASKS, job_name
+from hangwatch.run.shared_run import Command, SharedRun, Start, commands, overall_exit_code
 
 HOME = Path(hangwatch.__file__).parents[1]
 OTHER = f"""
 import sys
 sys.path.insert(0, {str(HOME)!r})
 from pathlib import Path
-from hangwatch.run.peers import SharedRun
+from hangwatch.run.shared_run import SharedRun
 one = SharedRun(Path(sys.argv[1]))
 one.enter(4242)
 one.take_watch()

@@ -13,7 +13,7 @@ from hangwatch.model.calls import GroupKey
 from hangwatch.model.codec import CodecError, decode, dumps
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.verdict import Collective, Verdict
-from hangwatch.watchdog.incident.incidents import (
+from hangwatch.watchdog.incident.stages import (
     TRANSITIONS,
     Announce,
     Event,

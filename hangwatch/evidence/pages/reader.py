@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hangwatch.errors import PageError
-from hangwatch.model import codec, native, page_format
+from hangwatch.model import codec, json_page, native
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.page import MAX_WORLD, PageGroup, RankPage
 from hangwatch.safety import redaction, untrusted
@@ -45,9 +45,9 @@ def parse_page(data: Any, *, events: bool = True) -> RankPage:
     """
     try:
         with memoryview(data) as view, view.cast("B") as octets:
-            magic = bytes(octets[: len(page_format.MAGIC)])
-        if magic == page_format.MAGIC:
-            values = page_format.decode(data)
+            magic = bytes(octets[: len(json_page.MAGIC)])
+        if magic == json_page.MAGIC:
+            values = json_page.decode(data)
         else:
             values = native.load().read_page(data, events)
         if not events:
@@ -125,7 +125,7 @@ def _make_presentable(values: dict[str, Any]) -> None:
     """
     exception = values.get("exception")
     if isinstance(exception, dict) and isinstance(exception.get("message"), str):
-        message, thrown, sent, after = page_format.unpacked(exception["message"])
+        message, thrown, sent, after = json_page.unpacked(exception["message"])
         exception["message"] = redaction.text(message.partition(_TRACE_OF_C10)[0])
         exception["thrown"] = redaction.text(thrown)
         exception["sent"] = sent

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.record.wrapping import standing_for, uncounted
+from hangwatch.agent.record.hidden_wrappers import standing_for, uncounted
 
 if TYPE_CHECKING:
     import pytest
