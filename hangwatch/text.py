@@ -47,14 +47,14 @@ def the_ranks(ranks: Iterable[int]) -> str:
         return f"rank {parts[0]}"
     if len(parts) > MAX_SPANS:
         return f"ranks {', '.join(parts[:MAX_SPANS])}, ... ({len(several)} in all)"
-    return f"ranks {_listed(parts)}" if parts else "nobody"
+    return f"ranks {_listed(parts)}" if parts else "no rank"
 
 
 def the_nodes(nodes: Sequence[str]) -> str:
     """``node-1``, ``node-1 and node-4``; cut after ``MAX_NODES`` of them."""
     if len(nodes) > MAX_NODES:
         return f"{', '.join(nodes[:MAX_NODES])} and {len(nodes) - MAX_NODES} more"
-    return _listed(nodes) if nodes else "nobody"
+    return _listed(nodes) if nodes else "no node"
 
 
 def _listed(parts: Sequence[str]) -> str:

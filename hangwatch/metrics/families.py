@@ -190,8 +190,8 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
         yield family(name, help_text, ("rank", "group"), counts)
     yield family(
         "group_lag_collectives",
-        "How many collectives the rank has issued less than the furthest of the group's members "
-        "on this node had a second ago: who is only counted a little later has no lag.",
+        "Collectives by which the rank is behind the furthest member of the group on this node, as "
+        "of a second ago, so that a rank that is only counted a little later has no lag.",
         ("rank", "group"),
         [
             ((rank, name), max(0, snapshot.reached.get(name, 0) - group.enqueued))
@@ -218,10 +218,7 @@ def _of_node(snapshot: NodeSnapshot) -> Iterator[Metric]:
         (
             "watchdog_loop_delay_seconds",
             own.late_s,
-            (
-                "How much later than it should the watchdog's last look at the ranks began, or how "
-                "long the next one is overdue."
-            ),
+            "Delay of the watchdog's last look at the ranks, or of the next if it is overdue.",
         ),
         (
             "watchdog_failures_total",
@@ -238,7 +235,7 @@ def _of_node(snapshot: NodeSnapshot) -> Iterator[Metric]:
     )
     yield family(
         "watchdog_lost",
-        "What the watchdog could not do, counted by what it is about.",
+        "Things that the watchdog could not do, by subject.",
         ("what",),
         [((label(what),), count) for what, count in own.lost.items()],
     )
@@ -259,7 +256,7 @@ def _gil_delay_s(rank: RankState, at_ns: int) -> float | None:
 
 
 _OF_RANKS: tuple[tuple[str, str, Callable[[RankState, int], float | None]], ...] = (
-    ("rank_up", "Whether the process of the rank runs.", lambda rank, _: rank.alive),
+    ("rank_up", "1 if the process of the rank runs, else 0.", lambda rank, _: rank.alive),
     (
         "rank_loop_period_seconds",
         (
@@ -275,7 +272,7 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankState, int], float | None]], ...]
     ),
     (
         "agent_disarmed",
-        "Whether the agent has given up recording the rank.",
+        "1 if the agent has given up recording the rank, else 0.",
         lambda rank, _: bool(rank.page.disarmed),
     ),
     (
@@ -286,8 +283,8 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankState, int], float | None]], ...]
     (
         "rank_gil_delay_seconds",
         (
-            "How far the last beat that needs the GIL lies behind the last one of any kind, or, "
-            "where all need it, how old it is."
+            "Time from the last heartbeat that needed the GIL to the last one of any kind; the age "
+            "of the last one where all need it."
         ),
         _gil_delay_s,
     ),
@@ -298,7 +295,7 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankState, int], float | None]], ...]
     ),
     (
         "rank_waiting_seconds",
-        "How long the rank has been waiting for others, 0 where it does not.",
+        "Time for which the rank has been waiting for others, 0 if it does not wait.",
         lambda rank, at_ns: _age_s(at_ns, rank.wait.since_ns) if rank.wait else 0.0,
     ),
 )
@@ -332,13 +329,13 @@ def _rank_infos(ranks: Sequence[tuple[str, RankState]]) -> Iterator[Metric]:
     labels = ("local_rank", "pid", "phase", "recorder", "recorder_reason", "beacons", "torch_lacks")
     yield info(
         "rank",
-        "What the rank is, and what it is recorded by.",
+        "Identity of the rank, and the recorder that records it.",
         ("rank", *labels),
         [(rank, *_rank_labels(one.page)) for rank, one in ranks],
     )
     yield info(
         "rank_wait",
-        "What the rank waits in, while it waits.",
+        "The call that the rank waits in, while it waits.",
         ("rank", "group", "op"),
         [(rank, one.wait.group, label(one.wait.op)) for rank, one in ranks if one.wait],
     )
@@ -382,7 +379,7 @@ def _arrivals(arrivals: Iterable[GroupArrivals]) -> Iterator[Metric]:
 def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield info(
         "verdict",
-        "What is wrong with the job, as long as it is. culprits: ranks.",
+        "A verdict on the job, while it holds. culprits: ranks.",
         ("state", "kind", "reason", "cause", "certainty", "culprits"),
         [
             (

@@ -17,18 +17,23 @@ from hangwatch.model.kinds import GpuHealth
 
 def gpu_metrics(node: NodeGpus) -> Iterator[Metric]:
     """Yield all families. A figure that NVML does not give has no sample."""
-    yield family("nvml_up", "Whether the GPUs can be read by NVML.", (), [((), not node.off)])
-    yield info("nvml", "Why they cannot, empty if they can.", ("reason",), [(label(node.off),)])
+    yield family("nvml_up", "1 if NVML can read the GPUs, else 0.", (), [((), not node.off)])
+    yield info(
+        "nvml",
+        "The reason why NVML cannot read the GPUs, empty if it can.",
+        ("reason",),
+        [(label(node.off),)],
+    )
     units = {label(gpu.uuid): gpu for gpu in node.gpus}
     yield info(
         "gpu",
-        "What the GPU, or MIG device, is.",
+        "Identity of the GPU, or of the MIG device.",
         ("gpu", "index", "model"),
         [(uuid, str(gpu.index), label(gpu.name)) for uuid, gpu in units.items()],
     )
     yield info(
         "gpu_rank",
-        "That the rank uses the GPU.",
+        "The GPU that the rank uses.",
         ("gpu", "rank"),
         [(uuid, str(rank)) for uuid, gpu in units.items() for rank in gpu.ranks],
     )
@@ -58,14 +63,14 @@ _Family = tuple[str, str, tuple[str, ...], Callable[[GpuState], Iterable[Row]]]
 _OF_UNITS: tuple[_Family, ...] = (
     _figure(
         "gpu_utilization_ratio",
-        "Part of the last moment in which the GPU ran a kernel.",
+        "Share of the last sampling period in which the GPU ran a kernel.",
         "utilization",
     ),
     _figure("gpu_memory_used_bytes", "GPU memory in use, by all processes.", "memory_used_bytes"),
     _figure("gpu_memory_total_bytes", "GPU memory.", "memory_total_bytes"),
     (
         "gpu_unreadable",
-        "How many figures NVML should have given at the last reading and did not.",
+        "Figures that NVML should have given at the last reading and did not.",
         (),
         lambda gpu: [((), len(gpu.unreadable))],
     ),
@@ -80,7 +85,7 @@ _OF_UNITS: tuple[_Family, ...] = (
 _OF_GPUS: tuple[_Family, ...] = (
     (
         "gpu_health",
-        "Whether the GPU is ok, lost, needs a reset, or NVML gets no answer about it.",
+        "1 for the state that the GPU is in, 0 for the others.",
         ("health",),
         lambda gpu: [((health.value,), gpu.health is health) for health in GpuHealth],
     ),
@@ -92,7 +97,7 @@ _OF_GPUS: tuple[_Family, ...] = (
     ),
     (
         "gpu_throttled",
-        "Whether the clocks are lower for this reason.",
+        "1 if the clocks are lower for this reason, else 0.",
         ("reason",),
         lambda gpu: [
             ((reason,), None if gpu.throttle is None else reason in gpu.throttle)

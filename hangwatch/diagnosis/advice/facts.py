@@ -14,7 +14,8 @@ from hangwatch.diagnosis.facts.activity import Compiler, Compiling
 from hangwatch.diagnosis.facts.awaited import FULL_PIPE, Link, On
 from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.devices import are_untimed
-from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
+from hangwatch.diagnosis.facts.endings import aborted_by, gave_up
+from hangwatch.diagnosis.facts.error_texts import Library
 from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Setup, Slot
 from hangwatch.diagnosis.rules.case import Case, Finding

@@ -8,16 +8,25 @@ ended, and the calls that they were in, say more.
 from __future__ import annotations
 
 import math
-import re
 import signal
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from itertools import accumulate
 
 from hangwatch.diagnosis import timing
+from hangwatch.diagnosis.facts.error_texts import (
+    Library,
+    is_of_lost_peer,
+    is_of_memory,
+    is_of_time_out,
+    is_of_torch,
+    is_one_text,
+    may_be_of_connection,
+    thrown_by,
+)
 from hangwatch.diagnosis.facts.job import Job, seconds
 from hangwatch.diagnosis.facts.wait_points import Wait
 from hangwatch.model.frames import with_source
@@ -51,15 +60,6 @@ class Cause(StrEnum):
     """The launcher or a person ended it."""
 
 
-class Library(Enum):
-    """The libraries that end a process by SIGABRT."""
-
-    GLOO = auto()
-    """A gloo that is sent more than it expects."""
-    NCCL = auto()
-    """PyTorch's watchdog of NCCL: after an error of the GPU, or a time-out."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The end of one rank."""
@@ -84,52 +84,6 @@ class Ending:
         return self.cause is Cause.OWN and self.how is not How.CLEAN
 
 
-_PEER = re.compile(
-    r"gloo/transport/(?:\w+/)+(?!device|address)|ncclremoteerror|nccl communicator|recvvalue failed"
-    r"|sendbytes failed|aborted comm|failed to pass monitoredbarrier",
-    re.IGNORECASE,
-)
-"""The messages of gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore for a lost peer only.
-An address that gloo does not find, or a message of NCCL on CUDA, is the rank's own."""
-
-_ECHO = re.compile(
-    r"connection (?:was )?(?:reset|refused|aborted|lost)|connection.{0,20}by peer"
-    r"|remote (?:process|peer|worker)"
-    r"|broken pipe|socket (?:closed|timeout|error)|timed? ?out|timeout"
-    r"|unhandled system error|network error|heartbeat|peer (?:closed|is gone)"
-    r"|failed to recv|store(?:'s)? (?:socket|server)",
-    re.IGNORECASE,
-)
-"""Messages for a lost peer, and for other things that a program talks to."""
-
-_OF_TORCH = frozenset(
-    {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
-)
-"""The types that torch's own C++ raises."""
-
-_THROWN_BY = {
-    Library.GLOO: re.compile(r"\bgloo\b"),
-    Library.NCCL: re.compile(
-        r"nccl|process group watchdog|collective operation timeout", re.IGNORECASE
-    ),
-}
-"""Exceptions that threads of the libraries do not catch: gloo's loop (transport/tcp/pair.cc), and
-the watchdog of ProcessGroupNCCL."""
-_OF_GPU = re.compile(r"(?:CUDA|HIP) error")
-"""The same watchdog reports it; a peer does not cause it."""
-
-_TIME_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
-
-_MEMORY = re.compile(
-    r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
-)
-_MISTAKES = frozenset(
-    {"AttributeError", "AssertionError", "ImportError", "IndexError", "KeyError"}
-    | {"ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
-)
-"""The types that no handler raises to report another exception."""
-_CUT_AT_LEAST = 40
-"""A text that the agent has cut is no shorter."""
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _ENDED_BY = {number.name for number in _ASKED_TO_END}
 _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
@@ -294,7 +248,7 @@ def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
         made, raised = call.site if call else None, error.site
         straight = made and raised and (made.file, made.line) == (raised.file, raised.line)
         text = error.message if straight else ""
-    return bool(text) and not _PEER.search(text) and not _ECHO.search(text)
+    return bool(text) and not is_of_lost_peer([text]) and not may_be_of_connection(text)
 
 
 def _excuse_the_later(job: Job, ends: dict[int, Ending]) -> None:
@@ -322,7 +276,7 @@ def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:
 def may_be_of_a_library(end: Ending) -> bool:
     """Return True if a library may have aborted a rank for what a peer did."""
     is_abort = end.signal == signal.SIGABRT
-    return is_abort and (end.abort is None or _thrown_by(end.abort) is not None)
+    return is_abort and (end.abort is None or thrown_by(end.abort) is not None)
 
 
 def aborted_by(job: Job, rank: int, end: Ending) -> Library | None:
@@ -330,20 +284,12 @@ def aborted_by(job: Job, rank: int, end: Ending) -> Library | None:
     if not may_be_of_a_library(end) or end.in_shutdown:
         return None
     if end.abort is not None:
-        return _thrown_by(end.abort)
+        return thrown_by(end.abort)
     groups = job.progress.get(rank, {}).values()
     used = [group.in_order for group in groups if group.enqueued > 0 or group.p2p > 0]
     if not used:
         return None
     return Library.NCCL if all(used) else Library.GLOO
-
-
-def _thrown_by(abort: ExceptionRecord) -> Library | None:
-    """The library that threw an exception of C++ for what peers did; None for any other one."""
-    text = f"{abort.type}: {abort.message}"
-    if _OF_GPU.search(text):
-        return None
-    return next((library for library, known in _THROWN_BY.items() if known.search(text)), None)
 
 
 def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
@@ -354,11 +300,7 @@ def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
 def timed_out(end: Ending) -> bool:
     """Return True if an error of a collective's time-out ended a rank, or one made of that."""
     error = end.exception or end.abort
-    return end.cause is Cause.ECHO and error is not None and _is_of_time_out(error)
-
-
-def _is_of_time_out(error: ExceptionRecord) -> bool:
-    return any(map(_TIME_OUT.search, (error.message, *error.after)))
+    return end.cause is Cause.ECHO and error is not None and is_of_time_out(error)
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:
@@ -431,14 +373,8 @@ def _with_what_was_thrown(rank: RankSnapshot, job: Job) -> ExceptionRecord | Non
         return error
     thrown = error.thrown.partition(": ")[2]
     known = (error.message, *(text.partition(": ")[2] for text in error.after))
-    is_news = not any(_is_one_text(thrown, text) for text in known)
+    is_news = not any(is_one_text(thrown, text) for text in known)
     return replace(error, after=(*error.after, error.thrown)) if is_news else error
-
-
-def _is_one_text(first: str, second: str) -> bool:
-    """Return True if two texts are the same as far as they go: each may have been cut."""
-    shorter, longer = sorted((first, second), key=len)
-    return longer.startswith(shorter) if len(shorter) >= _CUT_AT_LEAST else longer == shorter
 
 
 def _thrown_by_last_call(job: Job, rank: int, error: ExceptionRecord) -> str:
@@ -474,15 +410,8 @@ _REASONS = {
 
 def _reason(rank: RankSnapshot, how: How) -> Reason:
     exception = rank.exception if how is How.RAISED else None
-    of_memory = exception is not None and _is_of_memory(exception)
+    of_memory = exception is not None and is_of_memory(exception)
     return Reason.OUT_OF_MEMORY if rank.process.oom_killed or of_memory else _REASONS[how]
-
-
-def _is_of_memory(exception: ExceptionRecord) -> bool:
-    """Return True if it is of memory itself, or made of one; a mistake in a handler is neither."""
-    text = f"{exception.type}: {exception.message}"
-    wrapped = exception.after[:1] if exception.type not in _MISTAKES else ()
-    return any(map(_MEMORY.search, (text, *wrapped)))
 
 
 def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
@@ -490,11 +419,11 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS or exception.sent in _ENDED_BY:
             return Cause.TERMINATED
-        unclear = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
+        unclear = may_be_of_connection(exception.message) and _may_be_of_torch(job, exception)
         unclear = unclear and _was_communicating(job, rank)
         return Cause.ECHO if unclear or _names_a_peer(job, rank.rank, exception) else Cause.OWN
-    if how is How.SIGNAL and rank.abort is not None and _thrown_by(rank.abort) is not None:
-        return Cause.ECHO if _is_of_time_out(rank.abort) else Cause.OWN
+    if how is How.SIGNAL and rank.abort is not None and thrown_by(rank.abort) is not None:
+        return Cause.ECHO if is_of_time_out(rank.abort) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how in (How.SIGNAL, How.EXIT_CODE) else Cause.OWN
 
@@ -503,7 +432,7 @@ def _may_be_of_torch(job: Job, exception: ExceptionRecord) -> bool:
     """Return True if torch's C++ may have raised an exception, and not a line of the program."""
     site = with_source(exception.site, job.snapshot.sources)
     raises = site is not None and (site.source or "").startswith("raise ")
-    return not raises and exception.type.rpartition(".")[2] in _OF_TORCH
+    return not raises and is_of_torch(exception)
 
 
 def _names_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
@@ -513,9 +442,9 @@ def _names_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
     """
     thrown = _thrown_by_last_call(job, rank, exception)
     after = exception.after
-    if any(map(_PEER.search, after)) and _has_met_again(job, rank):
+    if is_of_lost_peer(after) and _has_met_again(job, rank):
         after = ()
-    return any(map(_PEER.search, (exception.message, *after, thrown)))
+    return is_of_lost_peer((exception.message, *after, thrown))
 
 
 def _has_met_again(job: Job, rank: int) -> bool:

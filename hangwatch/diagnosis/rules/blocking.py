@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from hangwatch.diagnosis import timing
-from hangwatch.diagnosis.facts.endings import Cause, Ending, How, Library, aborted_by, last_call
+from hangwatch.diagnosis.facts.endings import Cause, Ending, How, aborted_by, last_call
+from hangwatch.diagnosis.facts.error_texts import Library
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
 from hangwatch.diagnosis.facts.job import at_least_half, is_majority
 from hangwatch.diagnosis.facts.wait_points import Channel, Setup, Slot, WaitPoint

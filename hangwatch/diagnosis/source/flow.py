@@ -237,10 +237,9 @@ class Expansion:
         return Node(edges=[*context.raises, (here, None)])
 
     def _if(self, node: ast.If, then: Node, context: _Context) -> Node:
-        branch = Node()
-        for body, taken in ((node.body, True), (node.orelse, False)):
-            choice = Choice(Branch.CONDITION, context.file, node, taken, node.test)
-            branch.edges.append((self._block(body, then, context), choice))
+        bodies = (self._block(body, then, context) for body in (node.body, node.orelse))
+        choice = Choice(Branch.CONDITION, context.file, node, taken=True, test=node.test)
+        branch = Node(edges=_either(choice, *bodies))
         return self._at(context, node, [node.test], branch)
 
     def _loop(
@@ -403,7 +402,7 @@ class Expansion:
                 yes = self._part(node.body, then, context)
                 no = self._part(node.orelse, then, context)
                 choice = Choice(Branch.CONDITION, context.file, node, taken=True, test=node.test)
-                branch = Node(edges=[(yes, choice), (no, replace(choice, taken=False))])
+                branch = Node(edges=_either(choice, yes, no))
                 return self._expression(node.test, then if yes is no else branch, context)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 source = node.generators[0].iter
@@ -412,7 +411,7 @@ class Expansion:
                 for value in reversed(values):
                     body = self._part(value, body, context)
                 choice = Choice(Branch.LOOP, context.file, node, taken=True, test=source)
-                head.edges += [(body, choice), (then, replace(choice, taken=False))]
+                head.edges += _either(choice, body, then)
                 return self._expression(source, then if body is head else head, context)
             case ast.Call() | ast.Attribute():
                 then = self._called(node, then, context)
@@ -428,7 +427,7 @@ class Expansion:
             if inner is not rest:
                 holds = isinstance(node.op, ast.And)
                 choice = Choice(Branch.CONDITION, context.file, test, holds, test)
-                rest = Node(edges=[(inner, choice), (then, replace(choice, taken=not holds))])
+                rest = Node(edges=_either(choice, inner, then))
         return self._expression(node.values[0], rest, context)
 
     def _part(self, node: ast.expr, then: Node, context: _Context) -> Node:
@@ -482,8 +481,7 @@ class Expansion:
         cached = self._program.cached.get(called(node)) if isinstance(node, ast.Call) else None
         if cached is not None:
             run = Choice(Branch.CALL, cached.file, cached.made, taken=True)
-            kept = (then, replace(run, taken=False))
-            entries = [Node(edges=[(entry, run), kept]) for entry in entries]
+            entries = [Node(edges=_either(run, entry, then)) for entry in entries]
         # Others of that name lead to none of the lines.
         certain = isinstance(node, ast.Call) and len(some) == len(found) == 1
         if certain and self._program.names[some[0]] not in CALLED_AS_OBJECT:
@@ -517,7 +515,7 @@ class Expansion:
             skipped = self._skipped(scope, decorator)
             if skipped is not None:
                 entry = entry or self._call(scope, then, context)
-                entry = Node(edges=[(entry, skipped), (then, replace(skipped, taken=False))])
+                entry = Node(edges=_either(skipped, entry, then))
         return entry or self._call(scope, then, context)
 
     def _wrapper(self, decorator: ast.expr) -> tuple[str, Function] | None:
@@ -549,6 +547,11 @@ class Expansion:
             continues=None,
         )
         return self._block([] if isinstance(scope, ast.Lambda) else scope.body, then, inner)
+
+
+def _either(choice: Choice, taken: Node, other: Node) -> list[tuple[Node, Choice | None]]:
+    """The two edges out of a choice: the first as it was taken, the second as it was not."""
+    return [(taken, choice), (other, replace(choice, taken=not choice.taken))]
 
 
 def _is_property(scope: Function) -> bool:

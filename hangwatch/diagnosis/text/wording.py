@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hangwatch.diagnosis.facts.activity import Activity
-from hangwatch.diagnosis.facts.endings import Ending, How, Library
+from hangwatch.diagnosis.facts.endings import Ending, How
+from hangwatch.diagnosis.facts.error_texts import Library
 from hangwatch.diagnosis.text.phrases import (
     MAX_SHOWN,
     ONE_NAME,
