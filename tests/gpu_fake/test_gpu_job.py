@@ -95,7 +95,7 @@ def test_ranks_share_a_gpu_then_one_falls_off_the_bus(tmp_path: Path, fake: Fake
         assert power == dict.fromkeys((f"GPU-{n}" for n in range(4)), 350.5)
         watched.gpu(3, xids="79", all=error(LOST))
         job.until_said("GPU 3 (rank 1) has fallen off the bus (Xid 79)")
-        job.until_said("GPU 3 (rank 1) is lost")
+        job.until_said("NVML lost contact with it")
         job.pause()
         report = watched.report(reason="gpu_fault")
         verdict = report["verdict"]
