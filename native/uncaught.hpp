@@ -3,7 +3,8 @@
 // An exception that a thread of C++ does not catch ends the process by std::terminate: gloo's
 // loop does for a message that is larger than expected, PyTorch's watchdog of NCCL for a time-out.
 // From outside that is a SIGABRT which says nothing. The handler writes type and text into the
-// page, has the Flight Recorder written, and calls the handler that was there before.
+// page, and calls the handler that was there before. For an exception of gloo's or NCCL's it has
+// the Flight Recorder written first.
 //
 // Nothing here knows Python or throws.
 

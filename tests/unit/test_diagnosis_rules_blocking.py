@@ -213,6 +213,7 @@ def aborted_by(number: int, kind: str, message: str, **fields: Any) -> RankSnaps
     return replace(rank(number, W, *ops, **killed(6)), abort=error, abort_age_s=12.0, **fields)
 
 
+EXITED_3 = ProcessState(alive=False, exit_code=3, gone_age_s=11.0)
 GLOO = (
     "gloo::EnforceNotMet",
     "[enforce fail at /gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 36 vs 4.",
@@ -236,6 +237,48 @@ def test_std_terminate_without_an_exception_is_no_fault_of_a_peer() -> None:
     verdict = only(job(waiting(0), waiting(1), aborted_by(2, "", ""), waiting(3)))
     assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.PROVED)
     assert verdict.headline.startswith("Rank 2 was aborted by std::terminate; ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("std::runtime_error", "upload to gloo-bucket timed out"),
+        ("std::runtime_error", "nccl_topology.xml: parse timeout"),
+        ("std::runtime_error", "cannot open /data/gloo/shard-3"),
+    ],
+)
+def test_a_message_that_only_names_a_library_is_the_programs_own(kind: str, message: str) -> None:
+    verdict = only(job(waiting(0), waiting(1), aborted_by(2, kind, message), waiting(3)))
+    assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.PROVED)
+    assert "gloo aborts" not in verdict.explanation
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [(killed(9), "was killed by SIGKILL"), ({"process": EXITED_3}, "exited with code 3")],
+)
+def test_an_end_that_is_no_abort_is_told_as_it_was(end: dict[str, Any], text: str) -> None:
+    """A handler of the program has let it live on, or ended it otherwise."""
+    dead = replace(aborted_by(2, "std::runtime_error", "thread failed"), **end)
+    verdict = only(job(waiting(0), waiting(1), dead, waiting(3)))
+    assert verdict.headline.startswith(f"Rank 2 {text}")
+
+
+def test_a_rank_that_the_launcher_ended_while_it_was_aborted_is_a_victim_of_gloos() -> None:
+    ending = killed(15, 3.0, terminated_by_launcher=True)
+    both = [replace(aborted_by(number, *GLOO), **ending) for number in (0, 1)]
+    verdict = only(job(*both, waiting(2), waiting(3)))
+    assert verdict.certainty is not Certainty.PROVED
+    assert "gloo aborts a rank that is sent more than it expects" in verdict.explanation
+
+
+def test_a_rank_whose_exit_handlers_still_run_may_enter_more() -> None:
+    exiting = rank(2, W, op(W, 4), phase=Phase.EXITED, phase_age_s=5.0)
+    found = job(waiting(0, age=20.0), waiting(1, age=20.0), exiting, waiting(3, age=20.0))
+    verdict = only(found)
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (2,))
+    assert verdict.certainty is Certainty.LIKELY
+    assert "exit handler" in verdict.explanation
 
 
 def test_ranks_that_were_aborted_at_once_are_named_together() -> None:

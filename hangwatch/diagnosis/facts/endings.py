@@ -32,7 +32,7 @@ from hangwatch.diagnosis.facts.wait_points import Wait
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import OpState, Phase, Reason
 from hangwatch.model.page import ExceptionRecord
-from hangwatch.model.snapshot import OpRecord, RankSnapshot
+from hangwatch.model.snapshot import OpRecord, ProcessState, RankSnapshot
 
 
 class How(StrEnum):
@@ -347,20 +347,21 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     # Two machines may share a hostname: a rank that is seen alive is not on the lost one.
     if process.alive and not over and rank.exception is None:
         return None
-    aborted = signal.SIGABRT if rank.abort is not None else None
-    how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
+    abort = rank.abort if _may_have_aborted(process) else None
+    how = _how(rank, abort, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
     # Its own times are exact; that it is gone was seen later, or it was last seen before.
     exact = [seconds(rank.exception_age_s)] if rank.exception is not None else []
-    exact += [seconds(rank.abort_age_s)] if rank.abort is not None else []
+    exact += [seconds(rank.abort_age_s)] if abort is not None else []
     exact += [seconds(rank.phase_age_s)] if over else []
     return Ending(
         how=how,
-        cause=_cause(rank, how, job),
+        cause=_cause(rank, how, abort, job),
         reason=_reason(rank, how),
         age_s=max(exact, default=0.0) or seconds(process.gone_age_s),
         exception=_with_what_was_thrown(rank, job) if how is How.RAISED else None,
-        signal=process.signal or aborted if how is How.SIGNAL else None,
-        abort=rank.abort if how is How.SIGNAL else None,
+        # The launcher may have sent another one while it was being aborted.
+        signal=_signal(process, abort) if how is How.SIGNAL else None,
+        abort=abort if how is How.SIGNAL else None,
         exit_code=process.exit_code,
         in_shutdown=rank.phase is Phase.EXITED,
     )
@@ -383,13 +384,26 @@ def _thrown_by_last_call(job: Job, rank: int, error: ExceptionRecord) -> str:
     return error.thrown if call is not None and call.state is OpState.FAILED else ""
 
 
-def _how(rank: RankSnapshot, *, lost: bool) -> How:
+def _signal(process: ProcessState, abort: ExceptionRecord | None) -> int | None:
+    return process.signal if abort is None else signal.SIGABRT
+
+
+def _may_have_aborted(process: ProcessState) -> bool:
+    """Return True if std::terminate may have ended it: a handler of the program may do otherwise.
+
+    The launcher may have sent its signal while it was being aborted.
+    """
+    unknown = process.exit_code is None and process.signal is None and not process.oom_killed
+    return unknown or process.signal == signal.SIGABRT or process.terminated_by_launcher
+
+
+def _how(rank: RankSnapshot, abort: ExceptionRecord | None, *, lost: bool) -> How:
     process = rank.process
     if process.exit_code == 0:
         return How.CLEAN
     if rank.exception is not None or rank.phase is Phase.RAISED:
         return How.RAISED
-    if process.signal is not None or process.oom_killed or rank.abort is not None:
+    if process.signal is not None or process.oom_killed or abort is not None:
         return How.SIGNAL
     if process.exit_code is not None:
         return How.EXIT_CODE
@@ -414,7 +428,7 @@ def _reason(rank: RankSnapshot, how: How) -> Reason:
     return Reason.OUT_OF_MEMORY if rank.process.oom_killed or of_memory else _REASONS[how]
 
 
-def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
+def _cause(rank: RankSnapshot, how: How, abort: ExceptionRecord | None, job: Job) -> Cause:
     exception = rank.exception
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS or exception.sent in _ENDED_BY:
@@ -422,8 +436,9 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
         unclear = may_be_of_connection(exception.message) and _may_be_of_torch(job, exception)
         unclear = unclear and _was_communicating(job, rank)
         return Cause.ECHO if unclear or _names_a_peer(job, rank.rank, exception) else Cause.OWN
-    if how is How.SIGNAL and rank.abort is not None and thrown_by(rank.abort) is not None:
-        return Cause.ECHO if is_of_time_out(rank.abort) else Cause.OWN
+    if how is How.SIGNAL and abort is not None:
+        is_echo = thrown_by(abort) is not None and is_of_time_out(abort)
+        return Cause.ECHO if is_echo else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how in (How.SIGNAL, How.EXIT_CODE) else Cause.OWN
 

@@ -42,10 +42,8 @@ _OF_TORCH = frozenset(
 """The types that torch's own C++ raises."""
 
 _THROWN_BY = {
-    Library.GLOO: re.compile(r"\bgloo\b"),
-    Library.NCCL: re.compile(
-        r"nccl|process group watchdog|collective operation timeout", re.IGNORECASE
-    ),
+    Library.GLOO: re.compile(r"^gloo::|gloo/transport/"),
+    Library.NCCL: re.compile(r"^c10::DistBackendError|ProcessGroupNCCL|WorkNCCL"),
 }
 """Exceptions that threads of the libraries do not catch: gloo's loop (transport/tcp/pair.cc), and
 the watchdog of ProcessGroupNCCL."""

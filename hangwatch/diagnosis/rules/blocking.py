@@ -193,8 +193,8 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     sure = any(not wait.inferred for wait in waits)
     unsure = Certainty.POSSIBLE if all(wait.ended for wait in waits) else Certainty.LIKELY
     lives_on = any(_lives_on(case, rank) for rank in culprits)
-    # A thread that keeps the process alive may still make calls.
-    returned = any(map(case.has_returned, culprits))
+    # A thread that keeps the process alive may still make calls, or a function at its exit.
+    returned = any(case.has_returned(rank) or _is_exiting(case, rank) for rank in culprits)
     gone = Gone.RETURNED if returned else Gone.LEFT if lives_on else Gone.OVER
     # If two ranks both live on, one may have made too few calls or the other too many.
     even = lives_on and at_least_half(culprits, members) and not is_majority(culprits, members)
@@ -226,6 +226,12 @@ def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str
         final=bool(seen),
         **case.about(wait_point, scene, victims),
     )
+
+
+def _is_exiting(case: Case, rank: int) -> bool:
+    """Return True if a rank has come to the end of its program, and its process lives."""
+    snapshot = case.job.ranks.get(rank)
+    return snapshot is not None and snapshot.process.alive and snapshot.phase is Phase.EXITED
 
 
 def _lives_on(case: Case, rank: int) -> bool:

@@ -276,7 +276,10 @@ class Gone(StrEnum):
 
     OVER = "{} {enter} no more collectives, so the others can never complete this one."
     LEFT = "{} {have} left the group for good, so the others can never complete this one."
-    RETURNED = "{} {enter} no more collectives, unless a remaining thread makes them."
+    RETURNED = (
+        "{} {enter} no more collectives, unless a thread or an exit handler that still runs makes "
+        "them."
+    )
 
 
 def finished(scene: Scene, how: str, gone: Gone, *, failed: bool) -> Text:
@@ -459,27 +462,14 @@ def frozen(scene: Scene, activity: Activity) -> Text:
     )
 
 
-def cycle(
-    parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = (), *, undecided: bool = False
-) -> Text:
+def cycle(parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = ()) -> Text:
     """Ranks that wait for each other in different wait points.
 
-    strange: ranks that did not do so before. undecided: one of them left the common sequence of
-    calls, and it is not known which.
+    strange: ranks that did not do so before.
     """
     everyone = {rank for ranks, _, _ in parts for rank in ranks}
     history = ""
-    if undecided and len(strange) == 1:
-        history = (
-            f"{capital(the_ranks(strange))} or another rank left the common sequence of calls: "
-            "they made the same calls until then, so it is not known which."
-        )
-    elif undecided:
-        history = (
-            f"One of {the_ranks(strange)} left the common sequence of calls: they made the same "
-            "calls until then, so it is not known which."
-        )
-    elif strange:
+    if strange:
         history = (
             f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not made these "
             "calls in this order before; all others have."
