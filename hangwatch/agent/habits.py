@@ -130,8 +130,9 @@ class Replicas:
     def look(self) -> None:
         """Read what torch counts of each module, unless it is at work just now.
 
-        The counts lie behind a lock of the reducer's that a backward pass holds, also
-        one that never ends. So no thread may be in one, and we hold the GIL until we ask.
+        The counts lie behind a lock of the reducer's that a backward pass holds while it waits,
+        also for ever. So no thread may be in one, and we hold the GIL until we ask; of a pass that
+        C++ was asked for no frame shows, but that collectives are unfinished.
         """
         self._looks += 1
         enough = all(replica.readings >= ENOUGH_READINGS for replica in self._replicas)
@@ -423,13 +424,18 @@ class Practice:
         with self.guard:
             _wrap_classes()
 
-    def look(self, page: str) -> None:
-        """Read the counts of torch, and write the facts that changed. Called by the sampler."""
+    def look(self, page: str, *, busy: bool) -> None:
+        """Read the counts of torch, and write the facts that changed. Called by the sampler.
+
+        busy: a thread may wait for a collective, with locks of torch's.
+        """
         if not self.active:
             return
-        with self.guard:
+        torch: Any = sys.modules["torch"]
+        with self.guard, torch._C.DisableTorchFunction():
             self.loaders.look()
-            self.replicas.look()
+            if not busy:
+                self.replicas.look()
             if self._now() - self._written_at >= WRITE_S:
                 self.leave(page)
 

@@ -98,13 +98,13 @@ def test_facts_are_left_for_the_owner_alone_and_only_when_there_are_new_ones(
     page = str(tmp_path / "r0-0-1.page")
     file = Path(page + SUFFIX)
     now = WRITE_S
-    practice.look(page)
+    practice.look(page, busy=False)
     assert not file.exists()
     monkeypatch.setattr(practice.loaders, "facts", lambda: FACTS)
-    practice.look(page)
+    practice.look(page, busy=False)
     assert not file.exists(), "it is not yet time again"
     now = 2 * WRITE_S
-    practice.look(page)
+    practice.look(page, busy=False)
     assert json.loads(file.read_bytes()) == {"loaders": FACTS, "replicas": []}
     assert file.stat().st_mode & 0o777 == 0o600
     written_ns = file.stat().st_mtime_ns

@@ -413,7 +413,7 @@ class Process:
                 self._look_for_bypasses()
                 self.custom.end_finished_waits()
                 if not self._leave_groups_alone():
-                    self._practice.look(self.page)
+                    self._practice.look(self.page, busy=self._flight.host_may_wait)
 
             self._sampler = sampler
             self._thread = Periodic(run, PERIOD_S, self.guard, self._recorder)

@@ -83,6 +83,8 @@ class FlightRecorder:
         self._looked: _Look | None = None
         self._stood: float | None = None
         """Time since which the work stands that was unfinished at the last look, None for none."""
+        self.host_may_wait = True
+        """False if no collective was unfinished at the last look that a thread may wait for."""
         self._mixed: set[tuple[str, str]] = set()
         """Groups whose status is known to count two kinds of calls."""
 
@@ -189,6 +191,7 @@ class FlightRecorder:
         other = changed or self._stood is not None if since is None else since != self._stood
         self._stood = since
         known = bool(status) and (since is not None or not self._recorders.silent)
+        self.host_may_wait = not known or any(name != NCCL for name, _ in open_)
         return (since is not None if known else None), other
 
     def _without_completed(self, open_: set[_Key], now: float) -> set[_Key]:
