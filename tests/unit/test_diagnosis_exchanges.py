@@ -97,11 +97,21 @@ def test_sizes_that_cannot_be_compared_are_not(unknown: dict[str, object]) -> No
     assert misfits(calls) == []
 
 
-def test_rows_of_two_sizes_are_not_compared() -> None:
-    calls = exchanges({(0, 1): 1, (0, 2): 2, (0, 3): 2})
-    calls[0] = replace(calls[0], shape=(12, 8))
-    others = {n: replace(calls[n], shape=(6, 16)) for n in (1, 2, 3)}
-    assert misfits({0: calls[0], **others}) == []
+def test_rows_of_two_sizes_are_compared_by_their_bytes() -> None:
+    calls = exchanges({})
+    calls[0] = replace(calls[0], shape=(8, 2))
+    others = {n: replace(calls[n], shape=(8, 4)) for n in (1, 2, 3)}
+    pairs = misfits({0: calls[0], **others})
+    assert {pair.unit for pair in pairs} == {"byte"}
+    assert odd_ones(pairs) == (0,)
+
+
+def test_a_call_without_splits_divides_its_tensor_evenly() -> None:
+    """Rank 3 skipped a call, and sends the counts for the next exchange instead."""
+    calls = exchanges({})
+    calls[3] = replace(calls[3], sends=(), receives=(), shape=(4,), dtype="int64")
+    others = {n: replace(calls[n], shape=(8, 16)) for n in (0, 1, 2)}
+    assert odd_ones(misfits({**others, 3: calls[3]})) == (3,)
 
 
 def test_who_has_not_come_is_waited_for_whether_sizes_fit_or_not() -> None:

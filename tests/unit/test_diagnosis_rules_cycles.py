@@ -21,10 +21,9 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.text import wording
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State, What
-from hangwatch.model.snapshot import GroupProgress, OpRecord, ProcessState, RankSnapshot
+from hangwatch.model.snapshot import GroupProgress, NewGroup, OpRecord, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.model.verdict import Verdict
@@ -61,13 +60,6 @@ def test_in_a_cycle_the_rank_that_does_what_it_never_did_at_this_point_is_the_cu
     assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
     assert verdict.site == site(12)
     assert "Rank 3 has not made these calls in this order before" in verdict.explanation
-
-
-def test_of_ranks_that_parted_from_each_other_none_is_said_to_have_left_alone() -> None:
-    parts = [((1,), "all_reduce #2", None), ((3,), "barrier #1", None)]
-    text = wording.cycle(parts, (1, 3), undecided=True)
-    assert "One of ranks 1 and 3 left the common sequence of calls" in text.explanation
-    assert "all others have" not in text.explanation
 
 
 def test_without_a_past_all_ranks_of_a_cycle_are_named() -> None:
@@ -186,6 +178,28 @@ def test_groups_of_one_name_and_other_members_were_made_in_another_order() -> No
         "order): under one name ranks 0 and 1 created the group of ranks 0 and 1, rank 3 created "
         "the group of ranks 2 and 3; all_reduce #1 of group tp does not complete."
     )
+
+
+def test_a_group_that_its_members_know_by_two_names_was_made_in_another_order() -> None:
+    pair, other = GroupKey((2, 3)), GroupKey((0, 1))
+
+    def made(number: int, *order: GroupKey) -> RankSnapshot:
+        calls = tuple(
+            NewGroup(index, index + 1, key, site(33), 30.0 - index)
+            for index, key in enumerate(order)
+        )
+        ours = pair if number in pair.ranks else other
+        groups = (
+            GroupProgress(W, "0", 0, 0),
+            GroupProgress(ours, str(order.index(ours) + 1), 1, -1, by_python=1),
+        )
+        waits = (blocked(pair, 1),) if ours is pair else (op(other, 1), blocked(W, 1))
+        return replace(rank(number, W, *waits), groups=groups, new_groups=calls)
+
+    ranks = [*(made(number, other, pair) for number in (0, 1, 2)), made(3, pair, other)]
+    verdict = diagnose(job(*ranks), THRESHOLDS)[0]
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (3,))
+    assert (verdict.certainty, verdict.site) == (Certainty.LIKELY, site(33))
 
 
 def test_groups_of_one_name_are_told_where_the_others_are_still_making_theirs() -> None:

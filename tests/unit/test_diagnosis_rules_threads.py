@@ -53,6 +53,10 @@ CHORES = {
     "ours": (Frame(f"{PACKAGES}/hangwatch/agent/periodic.py", 60, "_loop"),),
 }
 MAY_ACT = {
+    "a manager's server": (
+        Frame(f"{LIBRARY}/socket.py", 700, "accept"),
+        Frame(f"{LIBRARY}/multiprocessing/managers.py", 194, "Server.accepter"),
+    ),
     "a timer": (Frame(f"{LIBRARY}/threading.py", 1399, "run"),),
     "an event loop": (
         Frame(f"{LIBRARY}/selectors.py", 468, "select"),

@@ -58,7 +58,7 @@ STAND_IN = """
         print(error)
     from hangwatch.evidence.flight import request
     from pathlib import Path
-    flights.ring(Path(sys.argv[1]))
+    request.ring(Path(sys.argv[1]))
     print("hangwatch._native" in sys.modules)
 """
 

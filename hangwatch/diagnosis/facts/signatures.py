@@ -26,7 +26,7 @@ class Misfit:
     sent: int
     taken: int
     unit: str
-    """``row``, or ``element`` where a Flight Recorder has it."""
+    """``row``; ``byte`` where their rows differ; ``element`` where a Flight Recorder has it."""
 
 
 def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
@@ -40,21 +40,43 @@ def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
     ranks = first.group.ranks
     if not records.keys() >= {*ranks}:
         return []
-    calls = [(at, records[rank]) for at, rank in enumerate(ranks)]
-    sending = [(at, call) for at, call in calls if len(call.sends) == len(ranks)]
-    taking = [(at, call) for at, call in calls if len(call.receives) == len(ranks)]
+    calls = [records[rank] for rank in ranks]
+    sent, taken = ([_amounts(call, of) for call in calls] for of in ("sends", "receives"))
     found = []
-    for (sender, theirs), (receiver, mine) in product(sending, taking):
+    for (sender, theirs), (receiver, mine) in product(enumerate(calls), repeat=2):
         if mine.source != theirs.source or mine.state is theirs.state is OpState.DONE:
             continue  # it is not known, or there was room enough
-        by_row = mine.source == "page"
-        if by_row and mine.shape[1:] != theirs.shape[1:]:
-            continue  # their rows are not of one size
-        sent, taken = theirs.sends[receiver], mine.receives[sender]
-        if sent != taken:
-            unit = "row" if by_row else "element"
-            found.append(Misfit(ranks[sender], ranks[receiver], sent, taken, unit))
+        if not sent[sender] or not taken[receiver]:
+            continue
+        amounts = sent[sender][receiver], taken[receiver][sender]
+        unit = "row" if mine.source == "page" else "element"
+        rows = _bytes_of_row(theirs), _bytes_of_row(mine)
+        if unit == "row" and rows[0] != rows[1]:
+            if not all(rows):
+                continue
+            amounts, unit = (amounts[0] * rows[0], amounts[1] * rows[1]), "byte"
+        if amounts[0] != amounts[1]:
+            found.append(Misfit(ranks[sender], ranks[receiver], *amounts, unit))
     return found
+
+
+def _amounts(call: OpRecord, of: str) -> tuple[int, ...]:
+    """What a call sends to each member, or takes from it; empty where that is not known.
+
+    Without splits the first dimension of its tensors is divided evenly.
+    """
+    members = len(call.group.ranks)
+    given: tuple[int, ...] = getattr(call, of)
+    if given:
+        return given if len(given) == members else ()
+    is_even = call.wire == "all_to_all_single" and call.shape and not call.shape[0] % members
+    is_known = call.source == "page" and not call.sends and not call.receives
+    return (call.shape[0] // members,) * members if is_even and is_known else ()
+
+
+def _bytes_of_row(call: OpRecord) -> int:
+    """The bytes of a row of its tensors, 0 where the size of an element is not known."""
+    return _BYTES.get(_dtype(call.dtype), 0) * math.prod(call.shape[1:])
 
 
 def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:

@@ -40,7 +40,10 @@ def decided_by_source(case: Case, finding: Finding) -> Finding:
     if finding.kind not in _OF_TWO_SIDES or finding.certainty is not Certainty.POSSIBLE:
         return finding
     if 1 < len(sides) <= MOST_SIDES:
-        for decides in (is_by_rank, _makes_another_call_by_rank, _made_an_odd_call):
+        for decides in (
+            *(is_by_rank, _leaves_out_a_call_of_its_group),
+            *(_makes_another_call_by_rank, _made_an_odd_call),
+        ):
             found = [one for side in sides if decides(case, one := _of_side(case, finding, side))]
             if len(found) == 1:
                 return _of_one_side(case, finding, found[0])
@@ -56,8 +59,49 @@ def is_by_rank(case: Case, finding: Finding) -> bool:
     return any(
         _is_for_few(case, read)
         and not (case.source.program.communicates(read.other) and _is_inside(read, read.split.mine))
+        and not _is_of_its_group(case, read)
         for read in choices_of(case, finding)[:1]
     )
+
+
+def _is_of_its_group(case: Case, read: Read) -> bool:
+    """Return True if the culprits wait in a branch that may be for all members of their group."""
+    others = {*_awaited(case, read.split.culprit)} - {*read.culprits}
+    return _is_inside(read, read.split.mine) and any(_may_take(case, read, rank) for rank in others)
+
+
+def _may_take(case: Case, read: Read, rank: int) -> bool:
+    """Return True if a rank may go the way of the culprits, as far as the source shows."""
+    choice, test = read.choice, read.choice.test
+    return test is None or case.source.holds_for(choice.file, test, rank) is not (not choice.taken)
+
+
+def _leaves_out_a_call_of_its_group(case: Case, finding: Finding) -> bool:
+    """Return True if a condition on the rank leads the culprits past a call of a group of theirs.
+
+    A group of a few ranks was made for them: below a condition on the rank all its members have to
+    come to its calls.
+    """
+    return any(
+        read.what is What.RANK_CONDITION
+        and is_within(read.split.theirs.frames, read.choice.file, read.other)
+        and any({*finding.culprits} <= {*_awaited(case, rank)} for rank in finding.against)
+        and not any(_must_leave(case, read, rank) for rank in finding.culprits)
+        for read in choices_of(case, finding)[:1]
+    )
+
+
+def _must_leave(case: Case, read: Read, rank: int) -> bool:
+    """Return True if the source shows that a rank goes the way that it went."""
+    choice, test = read.choice, read.choice.test
+    return test is not None and case.source.holds_for(choice.file, test, rank) is choice.taken
+
+
+def _awaited(case: Case, rank: int) -> Ranks:
+    """The members of the group of fewer ranks than the job in whose collective a rank waits."""
+    points = (wait.wait_point for wait in case.graph.by_rank.get(rank, ()))
+    members = next((case.job.members(p.gid) for p in points if isinstance(p, Slot)), ())
+    return members if len(members) < len(case.job.world()) else ()
 
 
 def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:

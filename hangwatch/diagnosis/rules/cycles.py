@@ -176,7 +176,7 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Blame | No
             scene = Scene(culprits, left.others, group, site, other_site)
             text = wording.unmatched(scene, mine, theirs, new=True)
         else:
-            text = wording.cycle(parts, culprits, undecided=left.undecided)
+            text = wording.cycle(parts, () if left.undecided else culprits)
     return Finding(
         kind=kind,
         certainty=certainty,
@@ -189,6 +189,7 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Blame | No
         site=site,
         victim_site=other_site,
         waits=waits,
+        undecided=culprits if left is not None and left.undecided else (),
     )
 
 

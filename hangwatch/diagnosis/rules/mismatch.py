@@ -84,7 +84,8 @@ def judge_dispute(case: Case, slot: Slot) -> Finding | None:
     racing = judge_threads(case, slot)
     if racing is not None:
         return racing
-    if split.differs is Differs.SPLITS:
+    sides = split.parts[-1][1], split.parts[0][1]
+    if split.differs is Differs.SPLITS and not _is_elsewhere(case, slot, sides):
         return _other_splits(case, slot, split)
     majority, *rest = (ranks for _, ranks in split.parts)
     if len(majority) == len(rest[0]):

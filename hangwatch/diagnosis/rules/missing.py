@@ -370,7 +370,10 @@ def judge_names(case: Case, wait_point: Slot | Setup) -> Finding | None:
 
     wait_point: a stuck slot, whose group it is about, or a new_group, where it may be any.
     """
-    number = wait_point.number if isinstance(wait_point, Setup) and wait_point.gid >= 0 else None
+    if isinstance(wait_point, Slot):
+        number = _first_other_call(case.job, wait_point.gid)
+    else:
+        number = wait_point.number if wait_point.gid >= 0 else None
     if number is not None:
         claims = _calls(case.job, number)
     else:
@@ -384,7 +387,12 @@ def judge_names(case: Case, wait_point: Slot | Setup) -> Finding | None:
     decided = bool(right and wrong)
     culprits = tuple(sorted(r for claim in (wrong if decided else claims) for r in claim.ranks))
     site = case.victims_site(case.waits_at(wait_point))
-    scene = case.scene(wait_point, culprits, None, (), site)
+    made = [
+        call.site
+        for call in case.job.ranks[culprits[0]].new_groups
+        if decided and call.number == number
+    ]
+    scene = case.scene(wait_point, culprits, next(iter(made), None), (), site)
     text = wording.cross_wired(
         culprits if decided else (),
         [(claim.ranks, claim.members) for claim in claims],
@@ -408,6 +416,19 @@ def _calls(job: Job, number: int) -> list[_Claim]:
             if call.number == number and call.group.ranks:
                 found[job.gid(call.group)].add(rank.rank)
     return [_Claim(job.keys[gid].ranks, tuple(sorted(ranks))) for gid, ranks in found.items()]
+
+
+def _first_other_call(job: Job, gid: int) -> int | None:
+    """The number of the first call of new_group that made different groups, where it matters.
+
+    It does for a group that its members know by different names: they never meet.
+    """
+    names = {groups[gid].name for groups in job.progress.values() if gid in groups}
+    if len(names) < 2:  # noqa: PLR2004 (a pair of names)
+        return None
+    numbers = {call.number for rank in job.ranks.values() for call in rank.new_groups}
+    others = (n for n in sorted(numbers) if n >= 0 and len(_calls(job, n)) > 1)
+    return next(others, None)
 
 
 def _claims(job: Job, gid: int | None) -> list[_Claim]:

@@ -30,7 +30,7 @@ _NATIVE = re.compile(r"\.(?:so|c|cc|cpp|h|S)(?:[.\d]*)$|^$")
 _CHORES = re.compile(
     r"/hangwatch/agent/"
     r"|/concurrent/futures/thread\.py$"  # a worker without work: another gives it some
-    r"|/multiprocessing/(?:queues|pool|resource_sharer|resource_tracker|managers)\.py$"
+    r"|/multiprocessing/(?:queues|pool|resource_sharer|resource_tracker)\.py$"
     r"|/logging/handlers\.py$"
     r"|/torch/(?:utils/data|_inductor)/"
     r"|/tqdm/"

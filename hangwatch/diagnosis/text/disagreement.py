@@ -64,9 +64,10 @@ def out_of_step(scene: Scene, shift: int, later: str) -> Text:
 
 def either(known: Text, ranks: Ranks) -> Text:
     """The text on two sides, if it is not known which left the common sequence of calls."""
+    one_of = f"One of {the_ranks(ranks)}" if len(ranks) > 1 else f"Rank {ranks[0]} or another rank"
     return known.adding(
-        f"One of {the_ranks(ranks)} left the common sequence of calls: what is known of their "
-        "calls does not show which."
+        f"{one_of} left the common sequence of calls: what is known of their calls does not show "
+        "which."
     )
 
 

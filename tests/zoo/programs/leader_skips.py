@@ -1,9 +1,9 @@
 """Gradients are averaged in pairs, among their leaders, and sent back; one leader stops leading.
 
 Its pair goes on by itself up to the next collective of all. Both leaders did alike until
-then, and a program may mean either: nothing tells which of them left it.
+then. A group of leaders was made for both: the one that no longer leads is at fault.
 """
-# expect: state=hang kind=order_inversion certainty=possible culprits=0,2 victims=1,3
+# expect: state=hang kind=order_inversion certainty=likely culprits=2 victims=0,1,3
 
 import torch
 import torch.distributed as dist
