@@ -27,6 +27,7 @@ constexpr std::string_view kTypes[] = {"gloo::", "c10::DistBackendError"};
 constexpr const char* kOwnHandler = "_ZN9__gnu_cxx27__verbose_terminate_handlerEv";
 
 std::terminate_handler g_next = nullptr;  // set before the handler is
+bool g_next_is_libstdcxx = false;
 pid_t g_pid = 0;
 std::atomic<bool> g_follows{false};
 std::atomic_flag g_kept = ATOMIC_FLAG_INIT;
@@ -50,8 +51,7 @@ bool keep() noexcept {
       std::begin(kTypes), std::end(kTypes),
       [&](std::string_view prefix) { return shown.substr(0, prefix.size()) == prefix; });
   // what() is the program's, and may do anything: only where libstdc++'s handler asks it as well.
-  const bool is_asked = is_of_torch || (g_next != nullptr && reinterpret_cast<void*>(g_next) ==
-                                                                 dlsym(RTLD_DEFAULT, kOwnHandler));
+  const bool is_asked = is_of_torch || g_next_is_libstdcxx;
   const bool is_native = *type != typeid(abi::__foreign_exception);
   if (!is_asked || !is_native || *type == typeid(abi::__forced_unwind)) {
     writer::set_uncaught(shown, "");
@@ -87,6 +87,8 @@ void follow() noexcept {
   g_pid = getpid();
   if (g_follows.exchange(true)) return;
   g_next = std::get_terminate();
+  g_next_is_libstdcxx =
+      g_next != nullptr && reinterpret_cast<void*>(g_next) == dlsym(RTLD_DEFAULT, kOwnHandler);
   std::set_terminate(on_terminate);
 }
 

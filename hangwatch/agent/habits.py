@@ -431,8 +431,7 @@ class Practice:
         """
         if not self.active:
             return
-        torch: Any = sys.modules["torch"]
-        with self.guard, torch._C.DisableTorchFunction():
+        with self.guard, sys.modules["torch"]._C.DisableTorchFunction():
             self.loaders.look()
             if not busy:
                 self.replicas.look()
