@@ -277,8 +277,17 @@ def test_a_rank_whose_exit_handlers_still_run_may_enter_more() -> None:
     found = job(waiting(0, age=20.0), waiting(1, age=20.0), exiting, waiting(3, age=20.0))
     verdict = only(found)
     assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (2,))
-    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.certainty_of_hang is verdict.certainty is Certainty.LIKELY
     assert "exit handler" in verdict.explanation
+
+
+def test_a_rank_whose_exit_handlers_still_run_may_send_more() -> None:
+    exiting = rank(0, W, op(W, 4), phase=Phase.EXITED, phase_age_s=5.0)
+    waits = rank(1, W, op(W, 4), blocked(W, 1, "recv", peer=0))
+    others = (rank(number, W, op(W, 4), **exited()) for number in (2, 3))
+    (verdict,) = diagnose(job(exiting, waits, *others), THRESHOLDS)
+    assert (verdict.kind, verdict.state) == (Kind.MISSING_PEER, State.SLOW)
+    assert verdict.certainty_of_hang is Certainty.LIKELY
 
 
 def test_ranks_that_were_aborted_at_once_are_named_together() -> None:

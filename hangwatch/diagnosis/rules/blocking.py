@@ -168,6 +168,15 @@ def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:
 
 def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     """Ranks that have ended, or left the group, while others wait for them."""
+    finding = _finished(case, wait_point, culprits)
+    if not any(_is_exiting(case, rank) for rank in culprits):
+        return finding
+    # A function that runs at the exit may still make the call.
+    unsure = finding.certainty.at_most(Certainty.LIKELY)
+    return replace(finding, certainty=unsure, hang=None, final=False)
+
+
+def _finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     how = _how_finished(case, culprits)
     if isinstance(wait_point, Channel):
         peerless = missing_peer(case, wait_point, culprits, how, Reason.EXITED)
