@@ -114,6 +114,12 @@ def test_a_call_without_splits_divides_its_tensor_evenly() -> None:
     assert odd_ones(misfits({**others, 3: calls[3]})) == (3,)
 
 
+def test_splits_that_are_not_kept_are_not_taken_for_even_ones() -> None:
+    calls = exchanges({})
+    unknown = {n: replace(calls[n], sends=(), receives=(), shape=(4 * n + 4, 2)) for n in range(4)}
+    assert misfits(unknown) == []
+
+
 def test_who_has_not_come_is_waited_for_whether_sizes_fit_or_not() -> None:
     calls = exchanges({(0, 1): 9})
     came = (rank(number, W, op(W, 40), calls[number]) for number in (0, 1, 2))

@@ -41,37 +41,33 @@ def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
     if not records.keys() >= {*ranks}:
         return []
     calls = [records[rank] for rank in ranks]
-    sent, taken = ([_amounts(call, of) for call in calls] for of in ("sends", "receives"))
     found = []
     for (sender, theirs), (receiver, mine) in product(enumerate(calls), repeat=2):
         if mine.source != theirs.source or mine.state is theirs.state is OpState.DONE:
             continue  # it is not known, or there was room enough
-        if not sent[sender] or not taken[receiver]:
-            continue
-        amounts = sent[sender][receiver], taken[receiver][sender]
-        unit = "row" if mine.source == "page" else "element"
+        sends, takes = theirs.sends, mine.receives
+        unit, sizes = ("row" if mine.source == "page" else "element"), (1, 1)
         rows = _bytes_of_row(theirs), _bytes_of_row(mine)
         if unit == "row" and rows[0] != rows[1]:
             if not all(rows):
                 continue
-            amounts, unit = (amounts[0] * rows[0], amounts[1] * rows[1]), "byte"
-        if amounts[0] != amounts[1]:
-            found.append(Misfit(ranks[sender], ranks[receiver], *amounts, unit))
+            # One that has no splits, beside one that has: those of large groups are not kept.
+            sends = sends or (_even(theirs) if takes else ())
+            takes = takes or (_even(mine) if sends else ())
+            unit, sizes = "byte", rows
+        if len(sends) != len(ranks) or len(takes) != len(ranks):
+            continue
+        sent, taken = sends[receiver] * sizes[0], takes[sender] * sizes[1]
+        if sent != taken:
+            found.append(Misfit(ranks[sender], ranks[receiver], sent, taken, unit))
     return found
 
 
-def _amounts(call: OpRecord, of: str) -> tuple[int, ...]:
-    """What a call sends to each member, or takes from it; empty where that is not known.
-
-    Without splits the first dimension of its tensors is divided evenly.
-    """
+def _even(call: OpRecord) -> tuple[int, ...]:
+    """The splits of a call that was given none: even ones; empty where that is not known."""
     members = len(call.group.ranks)
-    given: tuple[int, ...] = getattr(call, of)
-    if given:
-        return given if len(given) == members else ()
     is_even = call.wire == "all_to_all_single" and call.shape and not call.shape[0] % members
-    is_known = call.source == "page" and not call.sends and not call.receives
-    return (call.shape[0] // members,) * members if is_even and is_known else ()
+    return (call.shape[0] // members,) * members if is_even else ()
 
 
 def _bytes_of_row(call: OpRecord) -> int:

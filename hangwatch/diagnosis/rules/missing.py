@@ -371,7 +371,8 @@ def judge_names(case: Case, wait_point: Slot | Setup) -> Finding | None:
     wait_point: a stuck slot, whose group it is about, or a new_group, where it may be any.
     """
     if isinstance(wait_point, Slot):
-        number = _first_other_call(case.job, wait_point.gid)
+        # What has completed a call is one group.
+        number = _first_other_call(case.job, wait_point.gid) if wait_point.seq == 1 else None
     else:
         number = wait_point.number if wait_point.gid >= 0 else None
     if number is not None:
