@@ -75,7 +75,7 @@ class Training:
         on = self._current[0] is self.practice
         if on and time.monotonic() - self._looked_at >= LOOK_S:
             self._looked_at = time.monotonic()
-            self.practice.look(self._page)
+            self.practice.look(self._page, busy=False)
 
 
 def compare(name: str, training: Training, work: Callable[[], None]) -> None:

@@ -107,7 +107,7 @@ class Rank:
         """As the sampler does, but after so many steps."""
         self.steps += 1
         if self.steps % LOOK_EVERY == 0:
-            self.practice.look(self.page)
+            self.practice.look(self.page, busy=False)
 
     def step(self, model: Any, optimizer: Any, batch: Any, **options: Any) -> None:
         model(batch[0], **options).square().mean().backward()
@@ -418,7 +418,7 @@ def seen(name: str, number: int, directory: Path) -> RankFacts:
     rank = Rank(number, practice, page, data)
     WAYS[name](rank)
     gc.collect()  # torch's loaders are cycles, and their end is that of their workers
-    practice.look(page)
+    practice.look(page, busy=False)
     practice.finish(page)
     if practice.guard.swallowed:
         raise RuntimeError(f"{name}: {practice.guard.last}")
