@@ -32,8 +32,11 @@ def open_page(path: str, identity: dict[str, Any]) -> None:
 def close_page() -> None:
     """Forget and unmap the page; the file stays. For tests, which open many in one process."""
 
-def start_heartbeat(interval_ms: int) -> None:
-    """Beat from a thread that never takes the GIL. Once; idempotent."""
+def start_heartbeat(interval_ms: int, with_moments: bool = False, /) -> None:
+    """Beat from a thread that never takes the GIL. Once; idempotent.
+
+    with_moments: it also notes some ten times a second how far the rank has come.
+    """
 
 def stop_heartbeat() -> None: ...
 def wait_for_request(seen: int, seconds: float) -> int:

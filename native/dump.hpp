@@ -17,6 +17,8 @@
 
 #pragma once
 
+#include "page.hpp"
+
 namespace hangwatch::dump {
 
 // Requests for this page are answered from now on.
@@ -43,5 +45,9 @@ void leave(unsigned ms) noexcept;
 
 // To be called at every beat of the heart.
 void look() noexcept;
+
+// How many calls each group of gloo's has issued and completed, as c10d counts them. For one
+// thread.
+void count_issued(MomentData& moment) noexcept;
 
 }  // namespace hangwatch::dump

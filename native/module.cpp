@@ -47,6 +47,24 @@ PyObject* py_read_page(PyObject*, PyObject* args, PyObject* keywords) {
   return result;
 }
 
+PyObject* py_read_moments(PyObject*, PyObject* args) {
+  PyObject* data = nullptr;
+  unsigned long long after = 0;
+  if (PyArg_ParseTuple(args, "OK", &data, &after) == 0) return nullptr;
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) != 0) return nullptr;
+  PyObject* result = guarded([&]() -> PyObject* {
+    std::vector<MomentData> moments;
+    const std::string why = read_moments(static_cast<const unsigned char*>(buffer.buf),
+                                         static_cast<std::size_t>(buffer.len), after, moments);
+    if (why.empty()) return to_list(moments);
+    PyErr_SetString(PyExc_ValueError, why.c_str());
+    return nullptr;
+  });
+  PyBuffer_Release(&buffer);
+  return result;
+}
+
 PyObject* py_open_page(PyObject*, PyObject* args) {
   PyObject* path = nullptr;
   PyObject* dict = nullptr;
@@ -84,8 +102,9 @@ PyObject* py_close_page(PyObject*, PyObject*) {
 
 PyObject* py_start_heartbeat(PyObject*, PyObject* args) {
   unsigned long long interval_ms = 0;
-  if (PyArg_ParseTuple(args, "K", &interval_ms) == 0) return nullptr;
-  const int error = writer::start_heartbeat(interval_ms);
+  int with_moments = 0;
+  if (PyArg_ParseTuple(args, "K|p", &interval_ms, &with_moments) == 0) return nullptr;
+  const int error = writer::start_heartbeat(interval_ms, with_moments != 0);
   if (error == 0) return none();
   errno = error;
   return PyErr_SetFromErrno(PyExc_OSError);
@@ -441,6 +460,7 @@ PyCFunction method(F* function) {
 
 PyMethodDef kFunctions[] = {
     {"read_page", method(py_read_page), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"read_moments", method(py_read_moments), METH_VARARGS, nullptr},
     {"open_page", py_open_page, METH_VARARGS, nullptr},
     {"close_page", py_close_page, METH_NOARGS, nullptr},
     {"start_heartbeat", py_start_heartbeat, METH_VARARGS, nullptr},

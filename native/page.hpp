@@ -25,7 +25,7 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 11;
+constexpr std::uint32_t kVersion = 12;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
@@ -38,6 +38,8 @@ constexpr std::uint64_t kCheckpointInterval = 32;
 constexpr std::size_t kBeacons = 32;     // for consecutive sequence numbers of a group
 constexpr std::size_t kSplitsKept = 32;  // calls with splits, by their index modulo this
 constexpr std::size_t kMaxSplits = 128;  // of larger groups they are not kept
+constexpr std::size_t kMoments = 64;
+constexpr std::size_t kMomentGroups = 24;  // of more the other ones are not counted
 constexpr std::size_t kMaxSites = 4096;
 constexpr std::size_t kMaxStrings = 4096;
 constexpr std::size_t kStringBytes = 192 * 1024;
@@ -297,6 +299,27 @@ constexpr const char* kBeaconsNotAllowed = "this torch has no CUDA";
 constexpr const char* kNoBeaconsYet =
     "no collective on a CUDA device was issued from Python so far";
 
+// How far the rank has come at a moment; native/moments.hpp.
+constexpr std::int64_t kRunning = -2;
+constexpr std::int64_t kUnknownCall = -3;
+struct MomentData {
+  std::uint64_t number;
+  std::uint64_t ns;
+  std::int64_t call;           // the system call that the thread sleeps in, see moments.cpp
+  std::uint64_t cpu_ns;        // that the thread has had
+  std::uint64_t delay_ns;      // for which it has waited for a CPU
+  std::uint32_t blocked_slot;  // of the call that it is blocked in, kNone for none
+  std::int32_t blocked_peer;   // -1 but for a send or recv
+  std::uint32_t thread;        // that issues calls
+  std::uint32_t count;
+  struct {
+    std::uint32_t slot;
+    std::uint32_t generation;
+    std::uint64_t issued;     // calls, as c10d counts them
+    std::uint64_t completed;  // the last of them
+  } groups[kMomentGroups];
+};
+
 // Append-only tables: an entry never changes once the count covers it.
 struct StringTable {
   std::atomic<std::uint64_t> count;
@@ -336,6 +359,7 @@ struct Page {
   Record<NoteData> torch_lacks;  // what the agent misses in this torch; empty if nothing
   Record<NewGroupData> new_groups[kNewGroups];
   Record<MarkData> marks[kMarks];
+  Record<MomentData> moments[kMoments];
   EventSlot events[kRingEvents];
   Record<SplitsData> splits[kSplitsKept];
   SiteTable sites;

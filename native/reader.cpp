@@ -153,28 +153,50 @@ void read_events(const Page& page, PageView& view, const std::uint32_t (&generat
 
 }  // namespace
 
+namespace {
+
+// A page at any bytes, be it a copy of them.
+class Opened {
+ public:
+  Opened(const unsigned char* data, std::size_t size) {
+    std::uint64_t head[3];
+    if (size < sizeof(head)) {
+      why = "not a rank page: only " + std::to_string(size) + " bytes";
+      return;
+    }
+    std::memcpy(head, data, sizeof(head));
+    if (head[0] != kMagic) {
+      why = "not a rank page: it does not begin with the magic number";
+    } else if (head[1] != kVersion) {
+      why = "rank page of version " + std::to_string(head[1]) + ", this hangwatch reads version " +
+            std::to_string(kVersion);
+    } else if (head[2] != kPageBytes || size < kPageBytes) {
+      why = "truncated rank page: " + std::to_string(size) + " bytes of " +
+            std::to_string(kPageBytes);
+    } else {
+      // A mapping is aligned; a slice of bytes may not be, and is no live page.
+      if (reinterpret_cast<std::uintptr_t>(data) % alignof(Page) != 0) {
+        copy_.reset(new std::uint64_t[kPageBytes / sizeof(std::uint64_t)]);
+        std::memcpy(copy_.get(), data, kPageBytes);
+        data = reinterpret_cast<const unsigned char*>(copy_.get());
+      }
+      page = reinterpret_cast<const Page*>(data);
+    }
+  }
+  const Page* page = nullptr;
+  std::string why;  // it is none
+
+ private:
+  std::unique_ptr<std::uint64_t[]> copy_;
+};
+
+}  // namespace
+
 std::string read_page(const unsigned char* data, std::size_t size, bool with_events,
                       PageView& view) {
-  std::uint64_t head[3];
-  if (size < sizeof(head)) return "not a rank page: only " + std::to_string(size) + " bytes";
-  std::memcpy(head, data, sizeof(head));
-  if (head[0] != kMagic) return "not a rank page: it does not begin with the magic number";
-  if (head[1] != kVersion) {
-    return "rank page of version " + std::to_string(head[1]) + ", this hangwatch reads version " +
-           std::to_string(kVersion);
-  }
-  if (head[2] != kPageBytes || size < kPageBytes) {
-    return "truncated rank page: " + std::to_string(size) + " bytes of " +
-           std::to_string(kPageBytes);
-  }
-  // A mapping is aligned; a slice of bytes may not be, and is no live page.
-  std::unique_ptr<std::uint64_t[]> aligned;
-  if (reinterpret_cast<std::uintptr_t>(data) % alignof(Page) != 0) {
-    aligned.reset(new std::uint64_t[kPageBytes / sizeof(std::uint64_t)]);
-    std::memcpy(aligned.get(), data, kPageBytes);
-    data = reinterpret_cast<const unsigned char*>(aligned.get());
-  }
-  const Page& page = *reinterpret_cast<const Page*>(data);
+  const Opened opened(data, size);
+  if (opened.page == nullptr) return opened.why;
+  const Page& page = *opened.page;
   if (!page.identity.read(view.identity))
     return "rank page whose identity was not written to its end";
   // A writer that was ended amid one of these leaves it torn for good. What is
@@ -204,6 +226,24 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   read_new_groups(page, view);
   read_marks(page, view);
   read_events(page, view, generations);
+  return {};
+}
+
+std::string read_moments(const unsigned char* data, std::size_t size, std::uint64_t after,
+                         std::vector<MomentData>& moments) {
+  const Opened opened(data, size);
+  if (opened.page == nullptr) return opened.why;
+  for (std::size_t i = 0; i < kMoments; ++i) {
+    MomentData moment;
+    if (!opened.page->moments[i].read(moment) || moment.ns == 0 || moment.number <= after ||
+        moment.number % kMoments != i) {
+      continue;
+    }
+    moment.count = std::min<std::uint32_t>(moment.count, kMomentGroups);
+    moments.push_back(moment);
+  }
+  std::sort(moments.begin(), moments.end(),
+            [](const MomentData& a, const MomentData& b) { return a.number < b.number; });
   return {};
 }
 

@@ -66,4 +66,8 @@ struct PageView {
 std::string read_page(const unsigned char* data, std::size_t size, bool with_events,
                       PageView& view);
 
+// The moments with a number above `after`, oldest first; otherwise as read_page.
+std::string read_moments(const unsigned char* data, std::size_t size, std::uint64_t after,
+                         std::vector<MomentData>& moments);
+
 }  // namespace hangwatch

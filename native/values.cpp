@@ -195,4 +195,20 @@ PyObject* to_dict(const PageView& view, bool with_events) {
   return page.release();
 }
 
+PyObject* to_list(const std::vector<MomentData>& moments) {
+  return list_of(moments, [](const MomentData& moment) -> PyObject* {
+    Ref groups(PyList_New(0));
+    for (std::size_t i = 0; i < moment.count && groups; ++i) {
+      const auto& group = moment.groups[i];
+      const Ref value(Py_BuildValue("(IKK)", group.slot, group.issued, group.completed));
+      if (!value || PyList_Append(groups.get(), value.get()) != 0) groups = Ref();
+    }
+    if (!groups) return nullptr;
+    const long long slot =
+        moment.blocked_slot < kMaxGroups ? static_cast<long long>(moment.blocked_slot) : -1;
+    return Py_BuildValue("(KKILKKLiO)", moment.number, moment.ns, moment.thread, moment.call,
+                         moment.cpu_ns, moment.delay_ns, slot, moment.blocked_peer, groups.get());
+  });
+}
+
 }  // namespace hangwatch

@@ -14,4 +14,7 @@ extern const char* const kOpStateNames[kOpStates];
 // A new dict with the keys of types.RankPage, or nullptr with an exception set.
 PyObject* to_dict(const PageView& view, bool with_events);
 
+// A new list of tuples, one for each moment in the order of types.Moment.
+PyObject* to_list(const std::vector<MomentData>& moments);
+
 }  // namespace hangwatch

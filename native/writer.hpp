@@ -34,7 +34,8 @@ void close() noexcept;
 bool is_open() noexcept;
 
 // Returns 0 or an errno. Beats from a thread that takes no lock of Python's and no signal.
-int start_heartbeat(std::uint64_t interval_ms) noexcept;
+// `with_moments`: it notes moments, too (moments.hpp).
+int start_heartbeat(std::uint64_t interval_ms, bool with_moments) noexcept;
 void stop_heartbeat() noexcept;
 
 void set_identity(std::int32_t rank, std::int32_t world_size, std::string_view store_host,
@@ -76,6 +77,8 @@ std::uint32_t intern_site(std::string_view file, std::uint64_t line,
 bool define_group(std::size_t slot, std::string_view name, std::string_view desc,
                   const std::vector<std::int64_t>& ranks, std::uint32_t index,
                   std::string_view backend) noexcept;
+// The slot of a group that is in use, by its name; -1 where there is none.
+std::int64_t slot_named(std::string_view name, std::uint32_t& generation) noexcept;
 // `groups`: those of this process that have found no slot.
 void set_groups_left_out(std::uint64_t groups) noexcept;
 void retire_group(std::size_t slot) noexcept;

@@ -69,6 +69,14 @@ def carried(environ: Mapping[str, str]) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def looks_for_stragglers(environ: Mapping[str, str]) -> bool:
+    """Return False if the user wants no search for stragglers (settings/config.py)."""
+    config = carried(environ).get("config")
+    if isinstance(config, dict):
+        return config.get("stragglers") is not False
+    return environ.get("HANGWATCH_NO_STRAGGLERS") != "1"
+
+
 def wrapped_in(environ: Mapping[str, str]) -> str:
     """Return the directory of the run if a supervisor of this node has made it, else empty."""
     own = environ.get("HANGWATCH_DIR", "") if environ.get(SUPERVISOR_PID) else ""

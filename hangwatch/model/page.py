@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
@@ -163,6 +164,30 @@ class PageMark:
     count: int
     ns: int
     site: Site | None
+
+
+class PageMoment(NamedTuple):
+    """How far the rank had come at one moment (native/moments.hpp)."""
+
+    number: int
+    """The same for all ranks of the node."""
+    at_ns: int
+    """CLOCK_MONOTONIC."""
+    thread: int
+    """Native id of the thread that issues calls, the main one if it does."""
+    call: int
+    """Number of the system call that this thread slept in; negative where it slept in none, or
+    that is not known."""
+    cpu_ns: int
+    """CPU time of the thread so far."""
+    delay_ns: int
+    """Time for which it has waited for a CPU so far."""
+    blocked_slot: int
+    """Of the group whose call it was blocked in, as far as Python made it, else -1."""
+    blocked_peer: int
+    """The rank that it sent to or received from there, -1 for a collective."""
+    groups: list[tuple[int, int, int]]
+    """(slot, calls issued, the last that is complete) of gloo's groups, as c10d counts them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "../moments.hpp"
 #include "opened.hpp"
 
 namespace {
@@ -301,10 +302,30 @@ void a_record_is_whole_or_says_that_it_is_not() {
   for (std::thread& thread : threads) thread.join();
 }
 
+void moments_are_kept_by_their_number() {
+  const Opened page("moments.page");
+  writer::define_group(0, "0", "", {0, 1}, 0, "gloo");
+  EventData event = event_of(1, 0);
+  event.p2p = 1;
+  writer::add_event(event);
+  const std::uint64_t first = moments::next(1).number;
+  CHECK(moments::next(moments::next(1).ns).number == first + 1);
+  for (std::uint64_t number = 100; number < 200; ++number) moments::take(number);
+  std::vector<MomentData> found;
+  CHECK(read_moments(page.bytes(), kPageBytes, 0, found).empty());
+  CHECK(found.size() == kMoments && found.front().number == 136 && found.back().number == 199);
+  CHECK(found.back().thread == static_cast<std::uint32_t>(getpid()));
+  CHECK(found.back().blocked_slot == 0 && found.back().blocked_peer == 1);
+  CHECK(found.back().cpu_ns > 0);
+  found.clear();
+  CHECK(read_moments(page.bytes(), kPageBytes, 198, found).empty() && found.size() == 1);
+  CHECK(!read_moments(page.bytes(), kPageBytes - 1, 0, found).empty());
+}
+
 void a_forked_child_writes_nothing() {
   const Opened page("fork.page");
   writer::define_group(0, "0", "", {0}, 0, "gloo");
-  CHECK(writer::start_heartbeat(1) == 0);
+  CHECK(writer::start_heartbeat(1, true) == 0);
   writer::stop_heartbeat();
   const std::vector<unsigned char> before(page.bytes(), page.bytes() + kPageBytes);
   const pid_t child = fork();
@@ -430,6 +451,9 @@ void no_bytes_make_the_reader_do_wrong() {
     }
     PageView view{};
     if (read_page(bytes.data(), bytes.size(), true, view).empty()) ++understood;
+    std::vector<MomentData> moments;
+    read_moments(bytes.data(), bytes.size(), 0, moments);
+    CHECK(moments.size() <= kMoments);
     CHECK(view.groups.size() <= kMaxGroups && view.events.size() <= kRingEvents);
     bytes.resize(random() % kPageBytes);
     bytes.shrink_to_fit();
@@ -460,6 +484,7 @@ int main(int argc, char** argv) {
   full_tables_drop_and_count();
   readers_see_no_torn_event();
   a_record_is_whole_or_says_that_it_is_not();
+  moments_are_kept_by_their_number();
   a_forked_child_writes_nothing();
   the_exception_that_aborts_a_process_stays_on_its_page();
   a_handler_that_was_there_before_is_called();

@@ -128,10 +128,50 @@ void a_recorder_that_throws_harms_nobody() {
   CHECK(beats_until(rank) == "{}");
 }
 
+// A moment with the groups that gloo's recorder counts.
+MomentData counted() {
+  static std::uint64_t ns = 0;
+  MomentData moment{};
+  moment.ns = ns += 10'000'000'000;
+  dump::count_issued(moment);
+  return moment;
+}
+
+void calls_are_counted_by_the_slots_of_their_groups() {
+  const Rank rank;
+  const auto set_status = reinterpret_cast<SetDump>(dlsym(g_libraries[2], "fake_status"));
+  CHECK(counted().count == 0);  // the recorder throws
+  set_status("{\"version\":\"2.10\"}");
+  CHECK(counted().count == 0);
+  recorder(2)(
+      "{\"entries\":[{\"pg_id\":10,\"process_group\":[\"7\",\"x\"]},"
+      "{\"pg_id\":1,\"process_group\":[\"5\",\"undefined\"]}]}");
+  const std::string status =
+      "{\"pg_status\":{\"1\":{\"last_completed_collective\":\"-1\","
+      "\"last_enqueued_collective\":\"3\",\"last_started_collective\":\"-1\"},"
+      "\"10\":{\"last_completed_collective\":\"41\",\"last_enqueued_collective\":\"42\"},"
+      "\"11\":{\"last_enqueued_collective\":\"1\"}},\"version\":\"2.10\"}";
+  set_status(status.c_str());
+  CHECK(counted().count == 0);  // groups that the page does not know
+  writer::define_group(0, "5", "", {0, 3}, 0, "gloo");
+  writer::define_group(1, "7", "", {0, 3}, 1, "gloo");
+  const MomentData moment = counted();
+  CHECK(moment.count == 2);
+  CHECK(moment.groups[0].slot == 0 && moment.groups[0].issued == 3);
+  CHECK(moment.groups[0].completed == 0);
+  CHECK(moment.groups[1].slot == 1 && moment.groups[1].issued == 42);
+  CHECK(moment.groups[1].completed == 41);
+  for (std::size_t length = 0; length < status.size(); ++length) {  // not written to its end
+    set_status(status.substr(0, length).c_str());
+    CHECK(counted().count <= 2);
+  }
+  set_status("");
+}
+
 void a_heart_that_beats_answers() {
   const Rank rank;
   recorder(2)("{\"entries\":[3]}");
-  CHECK(writer::start_heartbeat(5) == 0);
+  CHECK(writer::start_heartbeat(5, false) == 0);
   rank.ask();
   CHECK(rank.answered() == "{\"entries\":[3]}\n");
   writer::stop_heartbeat();
@@ -219,6 +259,7 @@ int main(int argc, char** argv) {
   what_the_sampler_leaves_is_answered_with_both_recorders();
   the_sampler_has_it_answered_at_once();
   a_recorder_that_throws_harms_nobody();
+  calls_are_counted_by_the_slots_of_their_groups();
   a_heart_that_beats_answers();
   a_process_that_ends_leaves_it_and_has_the_others_asked();
   a_forks_child_answers_nothing();

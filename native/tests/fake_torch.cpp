@@ -8,6 +8,7 @@
 
 namespace {
 std::string g_dump;
+std::string g_status;  // without entries
 bool g_throws = false;
 std::atomic<bool> g_thrown{false};
 }  // namespace
@@ -21,6 +22,7 @@ std::string FAKE_RECORDER(bool include_collectives, bool only_active, const std:
 std::string FAKE_RECORDER(bool include_collectives, bool only_active);
 std::string FAKE_RECORDER(bool include_collectives, bool only_active) {
 #endif
+  if (!include_collectives && !g_status.empty()) return g_status;
   if (g_throws || !include_collectives || only_active) {
     g_thrown.store(true);
     throw std::runtime_error("fake torch");
@@ -28,6 +30,8 @@ std::string FAKE_RECORDER(bool include_collectives, bool only_active) {
   return g_dump;
 }
 }  // namespace c10d
+
+extern "C" void fake_status(const char* status) { g_status = status; }
 
 extern "C" bool fake_has_thrown() { return g_thrown.load(); }
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from hangwatch.agent.environment import (
+    CARRIED,
     enable_flight_recorder,
     job_environment,
+    looks_for_stragglers,
+    packed,
     sitecustomize_directory,
 )
 
@@ -74,3 +77,28 @@ def test_a_user_who_set_the_new_name_is_heeded_by_an_old_torch() -> None:
     environ = {NEW: "0"}
     enable_flight_recorder(environ, "2.5.1")
     assert environ == {NEW: "0", OLD: "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "looks"),
+    [
+        ({}, True),
+        ({"HANGWATCH_NO_STRAGGLERS": "1"}, False),
+        ({CARRIED: packed({"config": {"stragglers": True}})}, True),
+        ({CARRIED: packed({"config": {"stragglers": False}})}, False),
+        # What the supervisor has read counts, of flags and variables.
+        (
+            {
+                CARRIED: packed({"config": {"stragglers": True}}),
+                "HANGWATCH_NO_STRAGGLERS": "1",
+            },
+            True,
+        ),
+        ({CARRIED: "no base64"}, True),
+    ],
+)
+def test_ranks_note_moments_unless_the_user_wants_no_stragglers(
+    environ: dict[str, str],
+    looks: bool,  # noqa: FBT001 (a case)
+) -> None:
+    assert looks_for_stragglers(environ) is looks

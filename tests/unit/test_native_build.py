@@ -20,6 +20,7 @@ CORE = (
     "dump",
     "heartbeat",
     "mapping",
+    "moments",
     "page",
     "reader",
     "tables",

@@ -383,6 +383,7 @@ NATIVE = PACKAGE.parent / "native"
 OPENED_NATIVELY = {
     "mapping.cpp": "O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK",
     "bell.cpp": "O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK",
+    "moments.cpp": "O_RDONLY | O_CLOEXEC",  # of its own /proc
     "dump.cpp": "O_WRONLY | O_CREAT | O_TRUNC | O_EXCL | O_CLOEXEC | O_NOFOLLOW",
 }
 """Of a rank's own directory; which flags keep each from following and from waiting."""

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import NO_SITE, known_prefixes, user_site
+from hangwatch.agent.environment import looks_for_stragglers
 from hangwatch.agent.guard import Guard, Ticket
 from hangwatch.agent.habits import Practice
 from hangwatch.agent.inject import rank as ranks
@@ -396,7 +397,7 @@ class Process:
 
     def _start_sampling(self) -> None:
         if self.page and self._sampler is None:
-            self._recorder.start_heartbeat(HEARTBEAT_MS)
+            self._recorder.start_heartbeat(HEARTBEAT_MS, looks_for_stragglers(self._environ))
             sampler = Sampler(
                 self._recorder,
                 self.groups,

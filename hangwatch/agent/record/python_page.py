@@ -72,7 +72,7 @@ class PythonPage(FlagBell):
         self._file = file
         self._flush()
 
-    def start_heartbeat(self, interval_ms: int) -> None:
+    def start_heartbeat(self, interval_ms: int, with_moments: bool, /) -> None:
         """Do nothing: a heartbeat would need the GIL like everything here."""
 
     def stop_heartbeat(self) -> None:

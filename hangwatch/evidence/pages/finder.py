@@ -22,11 +22,11 @@ from typing import Any
 from hangwatch.console import News
 from hangwatch.errors import PageError
 from hangwatch.evidence import timing
-from hangwatch.evidence.pages.reader import MAX_BYTES, SUFFIX, parse_page, parse_ring
+from hangwatch.evidence.pages.reader import MAX_BYTES, SUFFIX, parse_moments, parse_page, parse_ring
 from hangwatch.evidence.pages.worlds import World, choose_world, split_incarnations, world_of
 from hangwatch.evidence.processes import alive
 from hangwatch.model.kinds import Phase
-from hangwatch.model.page import RankPage
+from hangwatch.model.page import PageMoment, RankPage
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
 
@@ -60,6 +60,10 @@ class OpenPage:
     def ring(self) -> list[dict[str, Any]]:
         """Return its events, oldest first, as plain values. Raises PageError."""
         return parse_ring(self._content())
+
+    def moments(self, after: int) -> list[PageMoment]:
+        """Return its moments with a number above ``after``, oldest first. Raises PageError."""
+        return parse_moments(self._content(), after)
 
     def raw(self) -> bytes:
         """Return its bytes. Raises PageError."""

@@ -20,7 +20,7 @@ from typing import Any
 from hangwatch.errors import PageError
 from hangwatch.model import codec, json_page, native
 from hangwatch.model.calls import GroupKey
-from hangwatch.model.page import MAX_WORLD, PageGroup, RankPage
+from hangwatch.model.page import MAX_WORLD, PageGroup, PageMoment, RankPage
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
 
@@ -75,6 +75,17 @@ def parse_ring(data: Any) -> list[dict[str, Any]]:
     except (ImportError, ValueError):
         return [asdict(event) for event in parse_page(data).events]
     return events
+
+
+def parse_moments(data: Any, after: int) -> list[PageMoment]:
+    """Return the moments of a page with a number above ``after``, oldest first. Raises PageError.
+
+    The Python recorder notes none.
+    """
+    try:
+        return [PageMoment(*moment) for moment in native.load().read_moments(data, after)]
+    except (ImportError, ValueError) as error:
+        raise PageError(f"rank page cannot be read: {error}") from error
 
 
 def extra_groups(page: Path) -> tuple[PageGroup, ...]:
