@@ -113,8 +113,24 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
         f"sum by (group) ({in_all(f'{_SPREAD}_sum', JOB)})",
     )
     period = f"hangwatch_rank_loop_period_seconds{{{JOB_RANKS}}}"
+    cost = f"max by (rank) (hangwatch_straggler_cost_ratio{{{JOB_RANKS}}})"
+    known = f"rate(hangwatch_straggler_measured_seconds_total{{{JOB}}}[$__rate_interval])"
+    saved = f"rate(hangwatch_straggler_lost_seconds_total{{{JOB}}}[$__rate_interval])"
     return (
         board.with_panel(
+            timeseries(
+                "What stragglers cost",
+                "Share of the time that would be saved if the ranks that all others wait for again "
+                "and again took as long as these: of each such rank, and lost by the job. Where it "
+                "is known for a part of the time only, less is found.",
+                width=24,
+            )
+            .unit("percentunit")
+            .with_target(query(cost, "rank {{rank}}"))
+            .with_target(query(f"max({saved})", "lost"))
+            .with_target(query(f"max({known})", "known"))
+        )
+        .with_panel(
             timeseries(
                 "Time lost to the last",
                 "Part of the time in which the first rank of a node waits for the last of it "

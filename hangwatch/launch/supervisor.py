@@ -42,6 +42,7 @@ from hangwatch.launch.watchdog_process import (
     record_loss,
     start_now,
 )
+from hangwatch.model.report import Stragglers
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello, to_other_nodes
@@ -54,6 +55,7 @@ from hangwatch.settings.config import Config
 
 EXIT_ABORTED = 75
 """EX_TEMPFAIL of sysexits.h: the hung ranks were ended, running again may help."""
+ENDED_EARLY = "the watchdog did not run to the end"
 RUN_ID = "HANGWATCH_RUN_ID"
 """Distinguishes the ranks of all nodes from those of other runs; a flag sets it too."""
 
@@ -296,7 +298,8 @@ class _Run:
                     watch=hello.facts.watch,
                     duration_s=hello.elapsed_s(),
                     exit_code=code,
-                    lost=[*self.lost, "the watchdog did not run to the end"],
+                    lost=[*self.lost, ENDED_EARLY],
+                    stragglers=Stragglers(unknown=ENDED_EARLY),
                 )
 
 

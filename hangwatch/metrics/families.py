@@ -29,7 +29,7 @@ from hangwatch.evidence.timing import ARRIVAL_BOUNDS_S
 from hangwatch.metrics.labels import command_label, label
 from hangwatch.model.kinds import Kind, State
 from hangwatch.model.page import PageGroup, RankPage
-from hangwatch.model.report import RunInfo
+from hangwatch.model.report import RunInfo, Straggler
 from hangwatch.model.snapshot import Thresholds
 from hangwatch.model.verdict import Verdict
 from hangwatch.safety.texts import readable, readable_all
@@ -98,6 +98,12 @@ class NodeSnapshot:
     """Verdicts that are still true."""
     announced: Mapping[tuple[State, Kind | None], int] = field(default_factory=dict)
     """Number of announcements so far."""
+    straggler: Straggler | None = None
+    """The ranks that make the job slow now."""
+    straggler_lost_s: float = 0.0
+    """Time that stragglers have cost the job."""
+    straggler_measured_s: float = 0.0
+    """Time in which it was known which rank waits for which."""
     own: OwnState = field(default_factory=OwnState)
 
 
@@ -199,6 +205,7 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
         ],
     )
     yield from _arrivals(snapshot.arrivals)
+    yield from _stragglers(snapshot)
     yield from _verdicts(snapshot)
 
 
@@ -374,6 +381,30 @@ def _arrivals(arrivals: Iterable[GroupArrivals]) -> Iterator[Metric]:
         ("rank", "group"),
         delay,
     )
+
+
+def _stragglers(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    now = snapshot.straggler
+    yield family(
+        "straggler_cost_ratio",
+        "Share of the time that would be saved if the ranks that make the job slow took as long "
+        "as the others: of each of these ranks, all together.",
+        ("rank",),
+        [((str(rank),), now.fraction) for rank in now.ranks] if now else [],
+    )
+    for name, value, help_text in (
+        (
+            "straggler_lost_seconds_total",
+            snapshot.straggler_lost_s,
+            "Time that ranks which made the job slow have cost it.",
+        ),
+        (
+            "straggler_measured_seconds_total",
+            snapshot.straggler_measured_s,
+            "Time in which it was known which rank waits for which.",
+        ),
+    ):
+        yield family(name, help_text, (), [((), value)])
 
 
 def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:

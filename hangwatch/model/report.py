@@ -49,6 +49,34 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """Ranks that the others waited for, again and again, in a part of a run."""
+
+    ranks: tuple[int, ...]
+    fraction: float
+    """Share of the time that would have been saved if they had taken as long as the others."""
+    since_s: float
+    """Seconds since the run began."""
+    until_s: float
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that they have cost the job."""
+        return self.fraction * (self.until_s - self.since_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """Those of a run, in their order in time."""
+
+    found: tuple[Straggler, ...] = ()
+    measured_s: float = 0.0
+    """Time in which it was known which rank waits for which."""
+    unknown: str = ""
+    """The reason why there may be others, for people; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class RasAnswer:
     """The answer of NCCL's RAS service about the job (evidence/ras.py)."""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.frames import innermost_user_site, is_user_frame, line_of, program_thread
 from hangwatch.model.kinds import OpState
-from hangwatch.model.report import Evidence, Note
+from hangwatch.model.report import Evidence, Note, Straggler
 from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import RootCause, Verdict, Wait
 from hangwatch.report import schema
@@ -54,6 +54,16 @@ def build_report(evidence: Evidence) -> Report:
 def notes_content(notes: Iterable[Note]) -> list[schema.Note]:
     """``notes`` of run.json and report.json."""
     return [_entry(schema.Note, note, site=_site(note.site, {})) for note in notes]
+
+
+def straggler_content(straggler: Straggler) -> schema.Straggler:
+    """One of ``stragglers`` of run.json."""
+    return {
+        "ranks": list(straggler.ranks),
+        "fraction": round(straggler.fraction, 3),
+        "since_s": round(straggler.since_s, 1),
+        "until_s": round(straggler.until_s, 1),
+    }
 
 
 class _Builder:

@@ -24,8 +24,8 @@ from typing import Any, cast
 
 from hangwatch.console import printable
 from hangwatch.errors import ReportError
-from hangwatch.model.report import Evidence, Note, RunInfo
-from hangwatch.report.build import build_report, notes_content
+from hangwatch.model.report import Evidence, Note, RunInfo, Stragglers
+from hangwatch.report.build import build_report, notes_content, straggler_content
 from hangwatch.report.html import render_page
 from hangwatch.report.schema import RUN_SCHEMA, SCHEMA, Report, RunReport, Stack
 from hangwatch.safety import untrusted
@@ -228,6 +228,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, by keyword)
     exit_code: int,
     lost: Iterable[str] = (),
     notes: Iterable[Note] = (),
+    stragglers: Stragglers = Stragglers(),  # noqa: B008 (it is frozen)
 ) -> Path:
     """Write run.json, which every run leaves, and return its path. Raises ReportError.
 
@@ -248,6 +249,11 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, by keyword)
         "incidents": [],
         "lost": list(lost),
         "notes": notes_content(notes),
+        "stragglers": [straggler_content(one) for one in stragglers.found],
+        "straggler_watch": {
+            "measured_s": round(stragglers.measured_s, 1),
+            "unknown": stragglers.unknown or None,
+        },
     }
     try:
         with untrusted.held_directory(run_dir) as held:

@@ -433,6 +433,26 @@ class Report(TypedDict):
     notes: list[Note]
 
 
+class Straggler(TypedDict):
+    """Ranks that the others waited for, again and again, in a part of the run."""
+
+    ranks: list[int]
+    fraction: float
+    """Share of the time that would have been saved if they had taken as long as the others."""
+    since_s: float
+    """Seconds since the run began."""
+    until_s: float
+
+
+class StragglerWatch(TypedDict):
+    """How far it is known who made the run slow."""
+
+    measured_s: float
+    """Time in which it was known which rank waits for which."""
+    unknown: str | None
+    """The reason why no straggler could be told, for people."""
+
+
 class RunReport(TypedDict):
     """run.json: how the watch of one node ended."""
 
@@ -448,3 +468,6 @@ class RunReport(TypedDict):
     incidents: list[str]
     lost: list[str]
     notes: list[Note]
+    stragglers: list[Straggler]
+    """In their order in time."""
+    straggler_watch: StragglerWatch

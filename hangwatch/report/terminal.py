@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hangwatch.console import printable
+from hangwatch.model.report import Straggler, Stragglers
 from hangwatch.report import schema
 from hangwatch.report.schema import Report
 from hangwatch.report.wording import (
@@ -27,7 +28,7 @@ from hangwatch.report.wording import (
     note_text,
     towards_of,
 )
-from hangwatch.text import call_name, code_location, ranks_text, words
+from hangwatch.text import call_name, code_location, duration, ranks_text, the_ranks, verb, words
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
@@ -124,6 +125,52 @@ def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator
         yield f"  - {first}"
         more += [*_wrap(note["advice"], style.columns - 4), printable(note["link"])]
         yield from (f"    {line}" for line in more)
+
+
+def format_straggler(
+    straggler: Straggler, window_s: float, processes: Mapping[int, str], style: Style = PLAIN
+) -> Iterator[str]:
+    """The block about ranks that make a job slow; nothing hangs.
+
+    window_s: the time that they were watched. processes: by rank, where it runs.
+    """
+    ranks = straggler.ranks
+    who, it = the_ranks(ranks), verb(ranks, "it", "they")
+    word, share = "STRAGGLER", percent(straggler.fraction)
+    yield f"hangwatch: {style.paint(word, colour_of('slow'))} ({share} of the time)"
+    text = f"The other ranks wait for {who} again and again, and {it} for none of them."
+    for line in _wrap(text, style.columns - 2):
+        yield f"  {style.paint(line, '1')}"
+    cost = (
+        f"{share} of the last {duration(window_s)}: so much less time would have been needed if "
+        f"{who} took as long as the others"
+    )
+    yield from _labelled("cost", [cost], style)
+    where = [f"rank {rank} is {processes[rank]}" for rank in ranks[:2] if rank in processes]
+    yield from _labelled("culprit", where, style)
+    advice = (
+        f"Compare what {who} {verb(ranks, 'does', 'do')} in a step with what another rank does: a "
+        "slower data loader or disk, files or logs that only some ranks write, longer sequences, "
+        "a CPU that others use, too. `py-spy record --pid` on both shows where the time goes."
+    )
+    yield from _labelled("what to do", [advice], style)
+
+
+def format_stragglers(stragglers: Stragglers, style: Style = PLAIN) -> Iterator[str]:
+    """The block about stragglers at the end of a run; no lines where there was none."""
+    lost_s = sum(one.lost_s for one in stragglers.found)
+    if not stragglers.found:
+        return
+    yield style.paint(f"hangwatch: stragglers have cost this run {duration(lost_s)}", "1")
+    for one in stragglers.found:
+        length = duration(one.until_s - one.since_s)
+        text = f"- {the_ranks(one.ranks)}: {percent(one.fraction)} of {length}"
+        yield f"  {text}, from {duration(one.since_s)} after the start on"
+
+
+def percent(fraction: float) -> str:
+    """``37 %``."""
+    return f"{fraction:.0%}".replace("%", " %")
 
 
 def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:

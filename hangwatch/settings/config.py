@@ -87,12 +87,22 @@ class Config:
         "where it is taken), or off",
     )
     gpu: bool = _option(default=True, metavar="", text="ask the GPUs for no figures")
+    stragglers: bool = _option(
+        default=True, metavar="", text="do not look for ranks that make the job slow"
+    )
+    straggler_window_s: float = _option(
+        60.0, "S", "seconds after which such a rank is named, at the soonest (60)"
+    )
     verbose: bool = _option(default=False, metavar="", text="say more; also -v")
 
     def __post_init__(self) -> None:
         """Check the values."""
         if not 0.05 <= self.interval_s <= 60:  # noqa: PLR2004 (the bounds are named in the message)
             raise UsageError(f"--interval {self.interval_s:g}: use 0.05 to 60 seconds")
+        if not 10 <= self.straggler_window_s <= 3600:  # noqa: PLR2004 (as above)
+            raise UsageError(
+                f"--straggler-window {self.straggler_window_s:g}: use 10 to 3600 seconds"
+            )
         for flag, value in (
             ("--suspect-after", self.suspect_after_s),
             ("--hang-after", self.hang_after_s),

@@ -22,7 +22,7 @@ from hangwatch.evidence.gpu.reader import Gpus
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.metrics.gpu import gpu_metrics
-from hangwatch.model.report import Note
+from hangwatch.model.report import Note, Stragglers
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import handshake, rundir, shared_run
 from hangwatch.run.handshake import Hello
@@ -36,6 +36,7 @@ from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
+from hangwatch.watchdog.stragglers import StragglerLook
 from hangwatch.watchdog.telemetry import Telemetry
 
 MAX_LINE_BYTES = 1 << 20
@@ -159,6 +160,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         judge=judge,
         telemetry=telemetry,
         gpus=gpus,
+        stragglers=StragglerLook(hello=hello, news=news, reporter=reporter, node=node),
     )
     telemetry.open()
     try:
@@ -192,7 +194,9 @@ async def _watch_to_the_end(monitor: Monitor, pipe: Supervisor) -> int:
         news.fault("conclude", f"the post-mortem of the job has failed: {error!r}", error)
     if monitor.reports_notes:
         reporter.notes(monitor.notes)
-    _leave_run_file(hello, news, exit_code, monitor.notes)
+    stragglers = monitor.stragglers.conclude()
+    reporter.stragglers(stragglers)
+    _leave_run_file(hello, news, exit_code, monitor.notes, stragglers)
     with suppress(OSError):
         concluded.touch(mode=0o600)
     reach(Point.CONCLUDED)
@@ -212,7 +216,9 @@ async def _tidy_up(run_dir: Path) -> None:
             await asyncio.sleep(timing.POLL_S)
 
 
-def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note, ...]) -> None:
+def _leave_run_file(
+    hello: Hello, news: News, exit_code: int, notes: tuple[Note, ...], stragglers: Stragglers
+) -> None:
     report_dir = hello.facts.report_dir
     if report_dir is None:
         return
@@ -225,6 +231,7 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note,
             exit_code=exit_code,
             lost=news.lost,
             notes=notes,
+            stragglers=stragglers,
         )
         if log := logged(hello.run_dir):
             write_log(report_dir, log)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangwatch.console import News
+from hangwatch.efficiency.straggler_watch import SavedWatch
 from hangwatch.evidence.exits import End, Exits
 from hangwatch.evidence.gpu.reader import SavedErrors
 from hangwatch.evidence.pages.finder import Incarnation, Pages
@@ -30,6 +31,7 @@ from hangwatch.watchdog.incident.judge import Judge, SavedJudge
 from hangwatch.watchdog.incident.reporter import SavedReporter
 from hangwatch.watchdog.incident.stages import Event, Stage
 from hangwatch.watchdog.startup import Absence, Preflight
+from hangwatch.watchdog.stragglers import StragglerLook
 from hangwatch.watchdog.telemetry import Telemetry
 
 
@@ -48,6 +50,7 @@ class State:
     said: tuple[str, ...]
     lost: tuple[str, ...]
     losses: dict[str, int]
+    stragglers: SavedWatch = SavedWatch()  # noqa: RUF009 (it is frozen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class Monitor:
     judge: Judge
     telemetry: Telemetry
     gpus: GpuWatch
+    stragglers: StragglerLook
     proc: str = PROC
     now_ns: Callable[[], int] = time.monotonic_ns
     failures: int = 0
@@ -204,6 +208,8 @@ class Monitor:
         waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
         self.gpus.look(look)
+        stage = self.judge.incidents.stage
+        self.stragglers.look(look, stuck=stage not in (Stage.HEALTHY, Stage.SUSPECTED))
         self._preflight.look(look)
         self._last_look = look
         self.telemetry.looked(began_ns)
@@ -216,7 +222,9 @@ class Monitor:
             return
         incidents = self.judge.incidents
         try:
-            self.telemetry.publish(self._last_look, self._cadence, incidents, self.failures)
+            self.telemetry.publish(
+                self._last_look, self._cadence, incidents, self.stragglers.watch, self.failures
+            )
         except Exception as error:  # noqa: BLE001 (the ranks are watched without metrics, too)
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
@@ -234,6 +242,7 @@ class Monitor:
         self._agreement = Agreement()
         self._progress = Progress()
         self.judge.peers.leave()
+        self.stragglers.restarted()
         self._save()
 
     async def _notice_progress(self, look: Look) -> None:
@@ -290,6 +299,7 @@ class Monitor:
             said=self.news.said,
             lost=tuple(self.news.lost),
             losses=dict(self.news.losses),
+            stragglers=self.stragglers.export(),
         )
         if not state.save(self.hello.run_dir, codec.plain(whole)):
             self.news.debug("the watchdog's state cannot be saved in the run directory")
@@ -313,6 +323,7 @@ class Monitor:
         self.judge.restore(whole.judge)
         self.telemetry.port = whole.metrics
         self.gpus.gpus.restore(whole.gpus)
+        self.stragglers.restore(whole.stragglers)
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from prometheus_client.core import Metric
 
 from hangwatch.console import News
+from hangwatch.efficiency.straggler_watch import StragglerWatch
 from hangwatch.errors import PageError
 from hangwatch.evidence.background import Tasks, in_thread
 from hangwatch.evidence.environment import torch_version
@@ -107,7 +108,14 @@ class Telemetry:
         )
         self._looked_ns = began_ns
 
-    def publish(self, look: Look, cadence: Cadence, incidents: Incidents, failures: int) -> None:
+    def publish(
+        self,
+        look: Look,
+        cadence: Cadence,
+        incidents: Incidents,
+        stragglers: StragglerWatch,
+        failures: int,
+    ) -> None:
         """Replace the snapshot, if metrics are served."""
         if self._address is None:
             return
@@ -131,6 +139,9 @@ class Telemetry:
             arrivals=self._rings.arrivals,
             verdicts=incidents.current,
             announced=Counter(incidents.verdicts),
+            straggler=stragglers.current,
+            straggler_lost_s=stragglers.lost_s,
+            straggler_measured_s=stragglers.measured_s,
             own=replace(self._own, failures=failures, lost=dict(self._news.losses)),
         )
 

@@ -155,6 +155,13 @@ GPU_UNMATCHED_S = 30.0
 GPU_DEVICES_S = 5.0
 """Between two looks at the devices that a process has opened."""
 
+# --- Stragglers (stragglers.py) ---
+
+IN_USE_S = 60.0
+"""A group in which nothing was issued for so long need not be compared."""
+ASLEEP_S = 10.0
+"""A thread that uses no CPU for so long does not train."""
+
 # --- Metrics (telemetry.py) ---
 
 METRICS_BIND_S = 60.0

@@ -146,6 +146,9 @@ CHOSEN = {
     "frameworks/test_launch_templates.py": ("test_the_batch_script_has_each_node_watched",),
     # What hangs, and what is told of it.
     "zoo/test_zoo.py": tuple(f"{test}[{case}]" for test, cases in ZOO.items() for case in cases),
+    "integration/test_stragglers.py": (
+        "test_the_slow_ranks_are_named_with_what_they_cost[one_late]",
+    ),
     "integration/test_costly_mistakes.py": ("test_several_mistakes_are_told_once_at_the_end",),
     "integration/test_analyze.py": (
         "test_the_rank_that_broke_a_real_job_is_named_from_its_dumps[stall-json]",

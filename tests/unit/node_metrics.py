@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hangwatch.console import News
+from hangwatch.efficiency.straggler_watch import StragglerWatch
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.report import RunInfo
@@ -62,6 +63,7 @@ class Node:
         self.news = News(self._fd)
         self.cadence = Cadence(None, None)
         self.incidents = Incidents()
+        self.stragglers = StragglerWatch(60.0)
         self._looker = Looker(Pages(self.run_dir, self.news), alive, self.clock)
         started = hello(self.run_dir, config, run_id=run.run_id, command=run.command)
         started = replace(started, versions=run.versions)
@@ -72,7 +74,7 @@ class Node:
         began_ns = self.clock()
         look = self._looker.look()
         self.telemetry.looked(began_ns)
-        self.telemetry.publish(look, self.cadence, self.incidents, failures)
+        self.telemetry.publish(look, self.cadence, self.incidents, self.stragglers, failures)
 
     def exposition(self) -> str:
         """What a scrape gets."""

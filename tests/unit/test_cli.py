@@ -43,13 +43,24 @@ def test_every_setting_has_an_option_and_a_variable() -> None:
         "--interval": "0.25",
         "--stacks": "native",
         "--metrics-addr": "[::1]:9854",
+        "--straggler-window": "20",
     }
     first = Config("out", "r1", 3.0, 8.5, OnHang.ABORT, "notify-me", 0.25, Stacks.NATIVE)
-    expected = replace(first, verbose=True, metrics_addr="[::1]:9854", gpu=False)
+    expected = replace(
+        first,
+        verbose=True,
+        metrics_addr="[::1]:9854",
+        gpu=False,
+        stragglers=False,
+        straggler_window_s=20.0,
+    )
     flags = [word for pair in values.items() for word in pair]
-    assert parsed(*flags, "--no-gpu", "--verbose", "true") == (expected, ["true"])
+    assert parsed(*flags, "--no-gpu", "--no-stragglers", "--verbose", "true") == (
+        expected,
+        ["true"],
+    )
     joined = [f"{flag}={value}" for flag, value in values.items()]
-    assert parsed(*joined, "--no-gpu", "-v")[0] == expected
+    assert parsed(*joined, "--no-gpu", "--no-stragglers", "-v")[0] == expected
     variables = {option.variable: values.get(option.flag, "1") for option in OPTIONS}
     assert read_config({}, variables) == expected
 

@@ -14,7 +14,7 @@ from incident import EVIDENCE, VERDICT
 
 from hangwatch.errors import ReportError
 from hangwatch.model.kinds import State
-from hangwatch.model.report import RasAnswer, RunInfo
+from hangwatch.model.report import RasAnswer, RunInfo, Straggler, Stragglers
 from hangwatch.report.build import build_report
 from hangwatch.report.files import load, open_run, write_incident, write_run
 
@@ -37,6 +37,7 @@ def finish(run_dir: Path, watch: str = "node-a:night-7-1") -> Path:
         duration_s=12.3456,
         exit_code=3,
         lost=["something"],
+        stragglers=Stragglers((Straggler((2,), 1 / 3, 1.0, 31.0),), 30.0),
     )
 
 
@@ -124,6 +125,8 @@ def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
         "incidents": ["incident-001"],
         "lost": ["something"],
         "notes": [],
+        "stragglers": [{"ranks": [2], "fraction": 0.333, "since_s": 1.0, "until_s": 31.0}],
+        "straggler_watch": {"measured_s": 30.0, "unknown": None},
     }
 
 

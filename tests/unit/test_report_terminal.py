@@ -13,9 +13,17 @@ from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 from hangwatch.efficiency import Finding, note_of
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
+from hangwatch.model.report import Straggler, Stragglers
 from hangwatch.model.verdict import OK, RootCause, Verdict, Wait
 from hangwatch.report.build import build_report
-from hangwatch.report.terminal import PLAIN, Style, format_notes, format_verdict
+from hangwatch.report.terminal import (
+    PLAIN,
+    Style,
+    format_notes,
+    format_straggler,
+    format_stragglers,
+    format_verdict,
+)
 from hangwatch.text import fold_ranks
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
@@ -230,3 +238,30 @@ def test_costly_mistakes_stand_in_a_block_of_their_own_at_the_end() -> None:
     assert any(
         line.startswith("  at a cost  Ranks 0 and 1, all") for line in format_verdict(report)
     )
+
+
+def test_stragglers_are_told_with_what_they_cost() -> None:
+    straggler = Straggler((2, 5), 0.344, 30.0, 120.0)
+    where = {2: "process 71 on node-a", 5: "process 74 on node-a", 6: "process 75 on node-a"}
+    assert list(format_straggler(straggler, 90.0, where, Style(90))) == [
+        "hangwatch: STRAGGLER (34 % of the time)",
+        "  The other ranks wait for ranks 2 and 5 again and again, and they for none of them.",
+        "  cost       34 % of the last 90 s: so much less time would have been needed if ranks 2",
+        "             and 5 took as long as the others",
+        "  culprit    rank 2 is process 71 on node-a",
+        "             rank 5 is process 74 on node-a",
+        "  what to do Compare what ranks 2 and 5 do in a step with what another rank does: a",
+        "             slower data loader or disk, files or logs that only some ranks write,",
+        "             longer sequences, a CPU that others use, too. `py-spy record --pid` on both",
+        "             shows where the time goes.",
+    ]
+
+
+def test_the_end_of_a_run_sums_up_what_stragglers_have_cost() -> None:
+    found = (Straggler((2,), 0.5, 30.0, 90.0), Straggler((0, 1), 0.1, 100.0, 400.0))
+    assert list(format_stragglers(Stragglers(found, 400.0))) == [
+        "hangwatch: stragglers have cost this run 60 s",
+        "  - rank 2: 50 % of 60 s, from 30 s after the start on",
+        "  - ranks 0 and 1: 10 % of 5 min, from 100 s after the start on",
+    ]
+    assert list(format_stragglers(Stragglers())) == []

@@ -22,13 +22,27 @@ from hangwatch.diagnosis.facts.gpu_faults import meaning
 from hangwatch.errors import ReportError
 from hangwatch.evidence import environment
 from hangwatch.evidence.background import Tasks, Worker, in_thread
-from hangwatch.model.report import Evidence, Moment, Note, RasAnswer, RunInfo
+from hangwatch.model.report import (
+    Evidence,
+    Moment,
+    Note,
+    RasAnswer,
+    RunInfo,
+    Straggler,
+    Stragglers,
+)
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
 from hangwatch.report.build import build_report, notes_content
 from hangwatch.report.files import write_incident
 from hangwatch.report.schema import Report
-from hangwatch.report.terminal import Style, format_notes, format_verdict
+from hangwatch.report.terminal import (
+    Style,
+    format_notes,
+    format_straggler,
+    format_stragglers,
+    format_verdict,
+)
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
 from hangwatch.watchdog import timing
@@ -120,6 +134,16 @@ class Reporter:
     def notes(self, notes: Sequence[Note]) -> None:
         """Print the costly mistakes of the job, if there are any."""
         self._print_lines(format_notes(notes_content(notes), self._style()))
+
+    def straggler(
+        self, straggler: Straggler, window_s: float, processes: Mapping[int, str]
+    ) -> None:
+        """Print that ranks make the job slow."""
+        self._print_lines(format_straggler(straggler, window_s, processes, self._style()))
+
+    def stragglers(self, stragglers: Stragglers) -> None:
+        """Print what stragglers have cost the job, if there were any."""
+        self._print_lines(format_stragglers(stragglers, self._style()))
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for hooks; one that takes longer goes on by itself."""

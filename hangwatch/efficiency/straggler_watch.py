@@ -1,0 +1,182 @@
+"""Follows the stragglers of a run: who they are, since when, and when they are none any more. Pure.
+
+Times are seconds since the run began.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from hangwatch.efficiency.stragglers import (
+    BLOCKS,
+    LEAST_FRACTION,
+    Ranks,
+    Window,
+    cost_of,
+    stragglers_of,
+    without_longest_wait,
+)
+from hangwatch.model.report import Straggler
+
+ASSESS_EVERY = 1 / 12
+"""Between two assessments, as a share of the window."""
+LONGER = (1, 2, 4, 8)
+"""Windows that are assessed, as multiples of the shortest: what happens seldom needs a long one."""
+AGREEING = 7
+"""Assessments one after the other that have to name the same ranks: half a window."""
+MAX_TOLD = 100
+"""Stragglers of a run that are kept, the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The job at one moment."""
+
+    at_s: float
+    active: Ranks
+    """See active_ranks()."""
+    place: int
+    """Calls that all ranks together had issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWatch:
+    """The part of a StragglerWatch that outlives its watchdog."""
+
+    told: tuple[Straggler, ...] = ()
+    current: Straggler | None = None
+    measured_s: float = 0.0
+
+
+@dataclass(slots=True)
+class StragglerWatch:
+    """Keeps the moments of the last minutes. window_s: the shortest window that is assessed."""
+
+    window_s: float
+    told: list[Straggler] = field(default_factory=list)
+    """Those that are over."""
+    current: Straggler | None = None
+    measured_s: float = 0.0
+    """Time in which it was known who waits for whom."""
+    lost_s: float = 0.0
+    """Time that stragglers have cost the job. It never decreases."""
+    _seen: deque[Observation] = field(default_factory=deque)
+    _costs: list[float] = field(default_factory=list)
+    """Of the current one, at each assessment."""
+    _named: list[Straggler] = field(default_factory=list)
+    """The findings of the last assessments, as far as they agree on the ranks."""
+    _span_s: float = 0.0
+    """Window by which the current ones were found."""
+    _due_s: float = 0.0
+
+    def add(self, one: Observation) -> None:
+        """Take the next moment."""
+        if self._seen:
+            self.measured_s += min(one.at_s - self._seen[-1].at_s, 1.0)
+        self._seen.append(one)
+        while self._seen[0].at_s < one.at_s - LONGER[-1] * self.window_s:
+            self._seen.popleft()
+
+    def forget(self) -> None:
+        """End the current ones and begin anew: the ranks have ended, or were replaced."""
+        self._seen.clear()
+        self._named.clear()
+        self._end(self.current.until_s if self.current else 0.0)
+
+    def assess(self, now_s: float, members: Mapping[int, Ranks]) -> Straggler | None:
+        """Return a straggler that is news: one that has begun, or one that is over.
+
+        members: of the groups of the job. One that is over is not ``current``.
+        """
+        if now_s < self._due_s or not self._seen:
+            return None
+        self._due_s = now_s + self.window_s * ASSESS_EVERY
+        news = self._assess(now_s, members)
+        now = [self.current] if self.current else []
+        self.lost_s = max(self.lost_s, sum(one.lost_s for one in (*self.told, *now)))
+        return news
+
+    def _assess(self, now_s: float, members: Mapping[int, Ranks]) -> Straggler | None:
+        if self._is_over(now_s, members):
+            return self._end_of_current()
+        found = next(self._found(now_s, members), None)
+        if found is None:
+            self._named.clear()
+            return None
+        if self._named and self._named[-1].ranks != found.ranks:
+            self._named.clear()
+        self._named.append(found)
+        current = self.current
+        if current is not None and found.ranks == current.ranks:
+            self._costs.append(found.fraction)
+            self.current = replace(current, fraction=fmean(self._costs), until_s=now_s)
+            return None
+        if len(self._named) < AGREEING:
+            return None
+        self._end(self._named[0].since_s)
+        self._costs = [one.fraction for one in self._named]
+        self._span_s = found.until_s - found.since_s
+        self.current = replace(found, fraction=fmean(self._costs), since_s=self._named[0].since_s)
+        return self.current
+
+    def export(self) -> SavedWatch:
+        """Return the state for restore()."""
+        return SavedWatch(tuple(self.told), self.current, self.measured_s)
+
+    def restore(self, saved: SavedWatch) -> None:
+        """Continue for a watchdog that was killed."""
+        self.told, self.current = list(saved.told), saved.current
+        self._costs = [saved.current.fraction] if saved.current else []
+        self._span_s = self.window_s
+        self.measured_s = saved.measured_s
+
+    def _window(self, now_s: float, seconds: float) -> list[Observation]:
+        """The moments of the last seconds; none where that is too little."""
+        if self._seen[0].at_s > now_s - seconds + self.window_s * ASSESS_EVERY:
+            return []
+        seen = [one for one in self._seen if one.at_s >= now_s - seconds]
+        return seen if len(seen) >= BLOCKS else []
+
+    def _found(self, now_s: float, members: Mapping[int, Ranks]) -> Iterator[Straggler]:
+        for factor in LONGER:
+            seen = self._window(now_s, factor * self.window_s)
+            if not seen:
+                return
+            active = without_longest_wait([one.active for one in seen], [one.place for one in seen])
+            found = stragglers_of(Window(members, active))
+            if found is not None:
+                yield Straggler(found.ranks, found.fraction, seen[0].at_s, now_s)
+
+    def _is_over(self, now_s: float, members: Mapping[int, Ranks]) -> bool:
+        """True if the current ones cost nothing in a window such as that they were found in."""
+        current = self.current
+        seen = self._window(now_s, self._span_s) if current else []
+        if current is None or not seen or not frozenset(current.ranks) < _all(members):
+            return False
+        window = Window(members, [one.active for one in seen])
+        return cost_of(window, frozenset(current.ranks)) < LEAST_FRACTION / 2
+
+    def _end_of_current(self) -> Straggler | None:
+        """End the current ones and forget their time: longer windows would name them again."""
+        began_s = self._seen[-1].at_s - self._span_s
+        over = self._end(began_s)
+        self._named.clear()
+        while self._seen[0].at_s < began_s:
+            self._seen.popleft()
+        return over
+
+    def _end(self, at_s: float) -> Straggler | None:
+        current = self.current
+        self.current, self._costs = None, []
+        if current is None:
+            return None
+        over = replace(current, until_s=max(current.since_s, at_s))
+        self.told = [*self.told, over][:MAX_TOLD]
+        return over
+
+
+def _all(members: Mapping[int, Ranks]) -> Ranks:
+    return frozenset().union(*members.values())

@@ -1,0 +1,259 @@
+"""Finds stragglers: ranks that all others wait for again and again, although nothing hangs. Pure.
+
+At many moments of a window it is known of each rank how many calls it has issued in each group, and
+if it waits. A rank waits for the members of a group that have issued fewer calls than itself. The
+ranks that do not wait are *active*. While all others wait for a few active ranks, directly or not,
+the job loses time to these. What they would cost anyway, since some rank is always the last, is
+known from how often the others are last among themselves:
+
+    E[max(a + d, b)] - E[max(a, b)] = E[(a + d - b)+] - E[(a - b)+]
+
+for the time a that the ranks in question usually take, their delay d, and the time b of the others.
+No clocks are compared, and lateness that nobody waits for costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from statistics import median_low, stdev
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+Ranks = frozenset[int]
+
+LEAST_FRACTION = 0.05
+"""Share of the time that is worth a word."""
+BLOCKS = 20
+"""Parts of a window, of which each is one observation."""
+LEAST_CERTAINTY = 4.0
+"""Standard errors by which a cost is above zero."""
+MOST_RANKS = 64
+"""Stragglers of one window, at most; where there are more it is the job that is slow."""
+_WORTH = 0.3
+"""Share of the longest excess that a rank has to have to be one of them."""
+_LEAST_EXCESS = 0.03
+"""Share of the time by which a straggler is active for longer than others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMoment:
+    """A rank at one moment."""
+
+    issued: Mapping[int, int]
+    """Calls issued by then, by group."""
+    idle: bool = False
+    """The thread that issues calls waits, for whatever."""
+    unfinished: bool = False
+    """A call that it has issued is not complete."""
+    peer: int = -1
+    """The rank that it waits to send to or to receive from, -1 for none."""
+
+
+Calls = list[tuple[int, int]]
+"""As (group, number in it)."""
+
+
+def active_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]) -> Ranks:
+    """Return the ranks that all others wait for; all ranks where none waits.
+
+    None of them where some wait for no other: their data are on their way. Groups that some of
+    their members do not count are left out.
+    """
+    least = {
+        group: min(moment[rank].issued[group] for rank in ranks)
+        for group, ranks in members.items()
+        if all(rank in moment and group in moment[rank].issued for rank in ranks)
+    }
+    waiting = {rank: _awaited(at, least) for rank, at in moment.items() if _waits(at, least)}
+    active = moment.keys() - waiting.keys()
+    # Those that wait for an active rank, then those that wait for one of these, and so on.
+    known = set(active)
+    reached: dict[int, int] = {}
+    """By group, the fewest calls of the known ranks."""
+    new = known
+    while new:
+        for rank in new:
+            for group in least.keys() & moment[rank].issued.keys():
+                count = moment[rank].issued[group]
+                reached[group] = min(count, reached.get(group, count))
+        new = {
+            rank
+            for rank in waiting.keys() - known
+            if moment[rank].peer in known
+            or any(reached.get(group, number) < number for group, number in waiting[rank])
+        }
+        known |= new
+    return frozenset(active) if len(known) == len(moment) else frozenset()
+
+
+def _waits(at: RankMoment, least: Mapping[int, int]) -> bool:
+    """True if a rank waits in a call: for others, or for its data."""
+    return at.idle and (at.peer >= 0 or at.unfinished or bool(_awaited(at, least)))
+
+
+def _awaited(at: RankMoment, least: Mapping[int, int]) -> Calls:
+    """The calls of a rank that others have not issued yet; none of a rank that waits for a peer."""
+    if at.peer >= 0:
+        return []
+    return [(g, n) for g, n in at.issued.items() if g in least and n > least[g]]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The active ranks at the moments of a window, in their order (``active_ranks``)."""
+
+    members: Mapping[int, Ranks]
+    """Of the groups of the job; one has all its ranks, or all are in one of them."""
+    active: Sequence[Ranks]
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks of the job."""
+        return frozenset().union(*self.members.values())
+
+
+def without_longest_wait(active: Sequence[Ranks], places: Sequence[int]) -> list[Ranks]:
+    """Leave out the moments of the longest standstill, if it took more than one block.
+
+    What happens once is no straggler, however long it takes. places: the calls that all ranks
+    together had issued by each moment.
+    """
+    first = longest = at = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != places[at]:
+            if end - at > longest:
+                first, longest = at, end - at
+            at = end
+    if longest <= len(active) // BLOCKS:
+        return list(active)
+    return [*active[:first], *active[first + longest :]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """Ranks that the others waited for, in one window."""
+
+    ranks: tuple[int, ...]
+    fraction: float
+    """Share of the time that would be saved if they took as long as the others."""
+    error: float
+    """Standard error of ``fraction``."""
+
+
+def stragglers_of(window: Window) -> Stragglers | None:
+    """Return the ranks that cost the job most together; None where none stands out for sure.
+
+    Two ranks that are slow alike are both returned, though one of them alone would save nothing.
+    A rank that is late because it has waited itself was active for no longer than others.
+    """
+    excess = _excess(window)
+    most = max(one.mean for one in excess.values())
+    ranks = frozenset(
+        rank
+        for rank, one in excess.items()
+        if one.mean >= max(_WORTH * most, _LEAST_EXCESS) and one.is_sure
+    )
+    if not ranks or len(ranks) > min(len(window.ranks) // 2, MOST_RANKS):
+        return None
+    cost = _cost(window, ranks, excess)
+    if cost.mean < LEAST_FRACTION or not cost.is_sure:
+        return None
+    return Stragglers(tuple(sorted(ranks)), cost.mean, cost.error)
+
+
+def cost_of(window: Window, ranks: Ranks) -> float:
+    """Return what ranks of the job cost it, as Stragglers.fraction; 0 where it is not known."""
+    return _cost(window, ranks, _excess(window)).mean
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """A mean of the blocks of a window, and its standard error."""
+
+    mean: float
+    error: float
+
+    @property
+    def is_sure(self) -> bool:
+        """True if it is above zero for sure."""
+        return self.mean > LEAST_CERTAINTY * self.error
+
+
+def _estimate(blocks: Sequence[float]) -> _Estimate:
+    if len(blocks) < BLOCKS:
+        return _Estimate(0.0, inf)
+    return _Estimate(_mean(blocks), stdev(blocks) / sqrt(len(blocks)))
+
+
+def _excess(window: Window) -> dict[int, _Estimate]:
+    """The share of the time by which each rank is active for longer than a typical one."""
+    parts = [part for part in _parts(window.active, BLOCKS) if part]
+    shares = [_active_shares(part) for part in parts]
+    typical = [median_low(share.get(rank, 0.0) for rank in window.ranks) for share in shares]
+    return {
+        rank: _estimate(
+            [share.get(rank, 0.0) - at for share, at in zip(shares, typical, strict=True)]
+        )
+        for rank in window.ranks
+    }
+
+
+def _cost(window: Window, ranks: Ranks, excess: Mapping[int, _Estimate]) -> _Estimate:
+    costs = [
+        _estimate([_mean(part) for part in _parts(_costs(window, unit, units), BLOCKS) if part])
+        for unit, units in _units(window, ranks)
+    ]
+    cost = max(costs, key=lambda one: one.mean)
+    return replace(cost, mean=min(cost.mean, sum(excess[rank].mean for rank in ranks)))
+
+
+def _active_shares(moments: Sequence[Ranks]) -> dict[int, float]:
+    """The share of moments at which each rank was active."""
+    counts = Counter(rank for active in moments for rank in active or ())
+    return {rank: count / len(moments) for rank, count in counts.items()}
+
+
+def _units(window: Window, ranks: Ranks) -> Iterator[tuple[Ranks, list[Ranks]]]:
+    """The parts of the job that ranks hold up, each with all parts of its kind.
+
+    These are the ranks themselves, and the groups that they are in: the members of a tensor group
+    are late together, since they wait for each other in each layer.
+    """
+    size = len(window.ranks)
+    yield ranks, [frozenset({rank}) for rank in window.ranks - ranks]
+    groups = {group for group in window.members.values() if 1 < len(group) < size}
+    for own in {group for group in groups if group & ranks}:
+        kind = [own, *(one for one in groups if len(one) == len(own) and not one & own)]
+        unit = frozenset().union(*(group for group in kind if group & ranks))
+        others = [group for group in kind if not group & ranks]
+        if ranks <= unit and len(unit) <= size // 2 and others:
+            yield unit, others
+
+
+def _costs(window: Window, unit: Ranks, others: Sequence[Ranks]) -> list[float]:
+    """The cost at each moment: 1 where all wait for the unit, less what is usual."""
+    share = len(others) / (len(others) + 1)
+    costs = []
+    for active in window.active:
+        cost = 0.0
+        if active:
+            rest = active if len(others) == 1 else active - unit
+            if active <= unit:
+                cost = 1.0
+            elif any(rest <= other for other in others):
+                cost = -share / len(others)
+        costs.append(cost)
+    return costs
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _parts(values: Sequence[_T], count: int) -> list[Sequence[_T]]:
+    """Values cut into parts of nearly equal length."""
+    return [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]

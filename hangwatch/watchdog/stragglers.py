@@ -1,0 +1,221 @@
+"""Looks for stragglers among the ranks of this node (efficiency/stragglers.py)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hangwatch.console import News
+from hangwatch.efficiency.straggler_watch import Observation, SavedWatch, StragglerWatch
+from hangwatch.efficiency.stragglers import RankMoment, Ranks, active_ranks
+from hangwatch.errors import PageError
+from hangwatch.evidence.pages.look import Look
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.page import PageGroup, PageMoment, RankPage
+from hangwatch.model.report import Stragglers
+from hangwatch.run.handshake import Hello
+from hangwatch.text import duration, the_ranks
+from hangwatch.watchdog import timing
+from hangwatch.watchdog.incident.reporter import Reporter
+
+_FUTEX = {"aarch64": 98}.get(platform.machine(), 202)
+"""Number of futex(2), in which a thread sleeps that waits for another one of its process."""
+_LEAST_CPU_NS = 1_000_000
+"""A thread that trains uses more within ASLEEP_S."""
+_KEPT = 64
+"""Moments that wait for those of other ranks; a page has as many (native/page.hpp)."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Puts the moments together that the ranks of this node have noted, each for itself."""
+
+    _read: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By rank its pid, and the last moment that was read."""
+    _seen: dict[int, dict[int, PageMoment]] = field(default_factory=dict)
+
+    def read(self, look: Look) -> list[dict[int, PageMoment]]:
+        """Return the new moments that all living ranks have noted, oldest first."""
+        for rank in look.waiting:
+            seen = look.seen[rank]
+            pid = seen.light.identity.pid
+            before, last = self._read.get(rank, (pid, 0))
+            try:
+                moments = seen.page.moments(last if before == pid else 0)
+            except PageError:
+                continue
+            for moment in moments:
+                self._seen.setdefault(moment.number, {})[rank] = moment
+                self._read[rank] = pid, moment.number
+        complete = sorted(
+            n for n, ranks in self._seen.items() if ranks.keys() == look.waiting.keys()
+        )
+        known = [self._seen.pop(number) for number in complete]
+        oldest = max(self._seen, default=0) - _KEPT
+        self._seen = {n: ranks for n, ranks in self._seen.items() if n > oldest}
+        return known
+
+
+def rank_moments(
+    moment: Mapping[int, PageMoment], pages: Mapping[int, RankPage], groups: Mapping[GroupKey, int]
+) -> dict[int, RankMoment]:
+    """Return the ranks at a moment. groups: the number of each group."""
+    ranks = {}
+    for rank, at in moment.items():
+        keys = {group.slot: groups.get(group.key) for group in pages[rank].groups}
+        issued = {
+            number: count for slot, count, _ in at.groups if (number := keys.get(slot)) is not None
+        }
+        blocked = at.blocked_slot >= 0
+        ranks[rank] = RankMoment(
+            issued,
+            idle=at.call == _FUTEX or (blocked and at.call >= 0),
+            unfinished=blocked or any(done < count for _, count, done in at.groups),
+            peer=at.blocked_peer if blocked else -1,
+        )
+    return ranks
+
+
+@dataclass(slots=True, kw_only=True)
+class StragglerLook:
+    """Reads the moments at each look of the monitor, and announces stragglers."""
+
+    hello: Hello
+    news: News
+    reporter: Reporter
+    node: str
+    unknown: str = "the ranks have noted no moments; the native recorder does"
+    """Why nothing is known of the last moments."""
+    watch: StragglerWatch = field(init=False)
+    _moments: Moments = field(default_factory=Moments)
+    _before: dict[int, PageMoment] = field(default_factory=dict)
+    """By rank a moment that its use of the CPU is compared with."""
+    _asleep: dict[int, bool] = field(default_factory=dict)
+    """By rank, if the thread that issues calls had used no CPU between two of these."""
+
+    def __post_init__(self) -> None:
+        self.watch = StragglerWatch(self.hello.config.straggler_window_s)
+
+    def look(self, look: Look, *, stuck: bool) -> None:
+        """Read what is new. stuck: a verdict says why the job makes no progress. Never raises."""
+        if not self.hello.config.stragglers:
+            return
+        try:
+            self._look(look, stuck=stuck)
+        except Exception as error:  # noqa: BLE001 (hangs are looked for without it)
+            self.unknown = f"the search has failed: {error!r}"
+            self.news.fault("stragglers", f"no search for stragglers: {error!r}", error, quiet=True)
+
+    def restarted(self) -> None:
+        """Forget the ranks, which the launcher has replaced."""
+        self.watch.forget()
+        self._moments = Moments()
+        self._before.clear()
+        self._asleep.clear()
+
+    def conclude(self) -> Stragglers:
+        """Return those of the whole run, which is over."""
+        self.watch.forget()
+        unknown = ""
+        if not self.hello.config.stragglers:
+            unknown = "--no-stragglers was given"
+        elif self.watch.measured_s < self.watch.window_s:
+            unknown = self.unknown or (
+                f"which rank waits for which was known for {duration(self.watch.measured_s)}, and "
+                f"{duration(self.watch.window_s)} are needed (--straggler-window)"
+            )
+        return Stragglers(tuple(self.watch.told), self.watch.measured_s, unknown)
+
+    def export(self) -> SavedWatch:
+        """Return the state for restore()."""
+        return self.watch.export()
+
+    def restore(self, saved: SavedWatch) -> None:
+        """Continue for a watchdog that was killed."""
+        self.watch.restore(saved)
+
+    def _look(self, look: Look, *, stuck: bool) -> None:
+        pages = {rank: look.seen[rank].light for rank in look.waiting}
+        moments = self._moments.read(look)
+        if not moments:
+            return
+        self.unknown = self._not_comparable(look, pages, moments[-1])
+        if self.unknown:
+            return
+        groups, members = _groups(pages)
+        for moment in moments:
+            at_s = (min(at.at_ns for at in moment.values()) - self.hello.started_ns) / 1e9
+            ranks = rank_moments(moment, pages, groups)
+            place = sum(sum(at.issued.values()) for at in ranks.values())
+            self.watch.add(Observation(at_s, active_ranks(ranks, members), place))
+        if not stuck:
+            self._assess(pages, at_s, {group: frozenset(ranks) for group, ranks in members.items()})
+
+    def _assess(
+        self, pages: Mapping[int, RankPage], at_s: float, members: Mapping[int, Ranks]
+    ) -> None:
+        straggler = self.watch.assess(at_s, members)
+        if straggler is None:
+            return
+        if straggler == self.watch.current:
+            processes = {
+                rank: f"process {page.identity.pid} on {self.node}" for rank, page in pages.items()
+            }
+            window_s = straggler.until_s - straggler.since_s
+            self.reporter.straggler(straggler, window_s, processes)
+            return
+        who = the_ranks(straggler.ranks)
+        lost = duration(straggler.lost_s)
+        self.news.say(f"the job no longer waits for {who}, which has cost it {lost}")
+
+    def _not_comparable(
+        self, look: Look, pages: Mapping[int, RankPage], moment: Mapping[int, PageMoment]
+    ) -> str:
+        """Say why it cannot be known which rank waits for which; empty if it can."""
+        size = max(page.identity.world_size for page in pages.values())
+        if size < 2:  # noqa: PLR2004 (nobody waits)
+            return "the job has one rank"
+        if len(look.seen) < size:
+            return "ranks of several nodes are not compared"
+        if len(pages) < size:
+            return "some ranks have ended"
+        for rank, page in pages.items():
+            counted = {slot for slot, _, _ in moment[rank].groups}
+            for group in page.groups:
+                if group.slot not in counted and _is_in_use(group, look.now_ns):
+                    return f"calls of {group.backend or 'a group'} are not counted at each moment"
+        if self._are_asleep(moment):
+            return "the threads that train are not known: they issue no call from Python"
+        return ""
+
+    def _are_asleep(self, moment: Mapping[int, PageMoment]) -> bool:
+        """True if the threads that are taken for those that train use no CPU on any rank."""
+        for rank, at in moment.items():
+            before = self._before.get(rank)
+            if before is None or before.thread != at.thread:
+                self._before[rank] = at
+            elif at.at_ns - before.at_ns >= timing.ASLEEP_S * 1e9:
+                self._before[rank] = at
+                self._asleep[rank] = at.cpu_ns - before.cpu_ns < _LEAST_CPU_NS
+        return all(self._asleep.get(rank, False) for rank in moment)
+
+
+def _is_in_use(group: PageGroup, now_ns: int) -> bool:
+    """True for a group of several ranks in which something was issued of late."""
+    of_several = group.alive and len(group.key.ranks) > 1
+    return of_several and group.enqueued > 0 and now_ns - group.changed_ns < timing.IN_USE_S * 1e9
+
+
+def _groups(
+    pages: Mapping[int, RankPage],
+) -> tuple[dict[GroupKey, int], dict[int, tuple[int, ...]]]:
+    """(number of each group, members by number) of the groups of several ranks."""
+    keys = dict.fromkeys(
+        group.key
+        for page in pages.values()
+        for group in page.groups
+        if group.alive and len(group.key.ranks) > 1 and pages.keys() >= set(group.key.ranks)
+    )
+    numbers = {key: number for number, key in enumerate(keys)}
+    return numbers, {number: key.ranks for key, number in numbers.items()}

@@ -1,0 +1,273 @@
+"""A job of four ranks that goes well for a while, and then has ranks that make it slow.
+
+slow_ranks.py KIND HEALTHY_S SLOW_S prints the milliseconds of a turn in either part.
+"""
+
+import gc
+import os
+import sys
+import tempfile
+import time
+from queue import Queue
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+KIND, HEALTHY_S, SLOW_S = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+stop_s = HEALTHY_S + SLOW_S
+began_s = time.monotonic()
+turns = 0
+slow = False
+starts = {}
+
+
+def work(ms):
+    """What a device would do meanwhile."""
+    time.sleep(ms / 1e3)
+
+
+def burn(ms):
+    """Work on the CPU."""
+    end_s = time.thread_time() + ms / 1e3
+    matrix = torch.randn(64, 64)
+    while time.thread_time() < end_s:
+        matrix = torch.tanh(matrix @ matrix)
+
+
+def late(ms, *ranks):
+    """The fault: more of it on some ranks."""
+    if slow and rank in ranks:
+        work(ms)
+
+
+def goes_on():
+    """End a turn. All ranks come to the second part, and to the end, at one turn."""
+    global turns, slow  # noqa: PLW0603
+    turns += 1
+    if turns % 10:
+        return True
+    passed_s = time.monotonic() - began_s
+    state = torch.tensor([passed_s > HEALTHY_S, passed_s > stop_s])
+    dist.broadcast(state, 0)
+    if not starts:
+        starts["healthy"] = turns, time.monotonic()
+    if state[0] and not slow:
+        slow = True
+        tell("healthy")
+        starts["slow"] = turns, time.monotonic()
+    if state[1]:
+        tell("slow")
+    return not state[1]
+
+
+def tell(part):
+    first, since_s = starts[part]
+    if rank == 0:
+        print(part, 1e3 * (time.monotonic() - since_s) / (turns - first), flush=True)
+
+
+def network():
+    return torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+
+
+def train(model, before):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        before()
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not goes_on():
+            return
+
+
+def data_parallel(before):
+    train(DistributedDataParallel(network()), before)
+
+
+def one_late(ms=60):
+    work(40)
+    late(ms, 2)
+
+
+def two_late():
+    work(40)
+    late(25, 1, 2)
+
+
+def first_writes():
+    work(40)
+    if slow and rank == 0:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        work(20)
+
+
+def checkpoints():
+    work(40)
+    if turns % 10 == 9:
+        late(400, 0)
+        dist.barrier()
+
+
+def collects():
+    work(40)
+    if slow and rank == 1:
+        gc.collect()
+
+
+def longer():
+    burn(20 if slow and rank == 1 else 8)
+
+
+def by_turns():
+    work(40)
+    late(25, turns % size)
+
+
+def by_chance():
+    work(30 + 30 * torch.rand(1).item())
+
+
+def all_alike():
+    work(40)
+    late(25, *range(size))
+
+
+def evaluates():
+    work(40)
+    if slow and turns % 25 == 24:
+        work(1000)
+        dist.barrier()
+
+
+def compiles_once():
+    work(40)
+    if slow and rank == 0 and not compiled:
+        compiled.append(turns)
+        work(6000)
+
+
+class Samples(IterableDataset):
+    """Of a disk that becomes slow for one rank, when the worker has read some."""
+
+    def __iter__(self):
+        began_s = time.monotonic()
+        while True:
+            work(90 if rank == 1 and time.monotonic() - began_s > HEALTHY_S else 20)
+            yield torch.randn(64)
+
+
+def workers():
+    samples = iter(DataLoader(Samples(), batch_size=1, num_workers=1))
+
+    def before():
+        next(samples)
+        work(40)
+
+    data_parallel(before)
+
+
+def feeds():
+    """A thread reads ahead."""
+    queue = Queue(2)
+
+    def feed():
+        while True:
+            work(20)
+            late(70, 1)
+            queue.put(None)
+
+    def before():
+        queue.get()
+        work(40)
+
+    Thread(target=feed, daemon=True).start()
+    data_parallel(before)
+
+
+def tensor_parallel():
+    """The other rank of its tensor group is last in the data group, and not to blame."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tensor = torch.ones(1000)
+    while goes_on():
+        for _ in range(4):
+            work(10)
+            late(6, 3)
+            dist.all_reduce(tensor, group=pairs[rank // 2])
+        dist.all_reduce(tensor, group=pairs[2 + rank % 2])
+        tensor /= tensor.max()
+
+
+def pipeline():
+    """A stage with more layers."""
+    tensor = torch.ones(1000)
+    while goes_on():
+        for way in (1, -1):
+            first, last = (0, size - 1)[::way]
+            for _ in range(4):
+                if rank != first:
+                    dist.recv(tensor, rank - way)
+                work(10)
+                late(20, 2)
+                if rank != last:
+                    dist.send(tensor, rank + way)
+        dist.all_reduce(tensor)
+        tensor /= tensor.max()
+
+
+def local_sgd():
+    tensor = torch.ones(1000)
+    while goes_on():
+        for _ in range(4):
+            work(12)
+            late(8, 1)
+        dist.all_reduce(tensor)
+        tensor /= tensor.max()
+
+
+def hidden():
+    """A rank that comes later, and computes less while the others' data are on their way."""
+    tensor = torch.ones(1000)
+    while goes_on():
+        late(15, 2)
+        waiting = dist.all_reduce(tensor, async_op=True)
+        work(35 if slow and rank == 2 else 50)
+        waiting.wait()
+        tensor /= tensor.max()
+
+
+def sharded():
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (slow)
+
+    model = network()
+    for layer in model:
+        fully_shard(layer)
+    train(fully_shard(model), lambda: one_late(80))
+
+
+def recovers():
+    """In the last third it is well again."""
+    work(40)
+    if time.monotonic() - began_s < HEALTHY_S + SLOW_S * 2 / 3:
+        late(40, 1)
+
+
+ballast = [[number] for number in range(400_000)] if KIND == "collects" and rank == 1 else []
+compiled = []
+of_its_own = (workers, feeds, tensor_parallel, pipeline, local_sgd, hidden, sharded)
+if KIND in {function.__name__ for function in of_its_own}:
+    globals()[KIND]()
+else:
+    data_parallel(globals()[KIND])
+dist.destroy_process_group()
+os._exit(0)  # whatever threads and workers are left

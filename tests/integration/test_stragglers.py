@@ -1,0 +1,100 @@
+"""Real jobs that are slow: who makes them so, and what it costs by their own clocks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from harness import PROGRAMS, RECORDED, watch
+
+if TYPE_CHECKING:
+    from harness import Result
+
+PROGRAM = PROGRAMS / "slow_ranks.py"
+WINDOW_S = 10
+HEALTHY_S = 8
+SLOW_S = 26
+WITH = {
+    "one_late": (2,),
+    "two_late": (1, 2),
+    "first_writes": (0,),
+    "collects": (1,),
+    "longer": (1,),
+    "workers": (1,),
+    "feeds": (1,),
+    "tensor_parallel": (3,),
+    "pipeline": (2,),
+    "local_sgd": (1,),
+    "sharded": (2,),
+    "checkpoints": (0,),
+    "recovers": (1,),
+}
+"""Kinds of the program, and the ranks that are slow."""
+ONE_AFTER_THE_OTHER = ("pipeline",)
+"""Some ranks wait in any turn of these, so that the cost is known from below only."""
+WITHOUT = ("by_turns", "by_chance", "all_alike", "evaluates", "hidden", "compiles_once")
+TOLERANCE = 0.12
+"""Of the cost: twenty seconds are measured, on a machine that does other things."""
+
+pytestmark = [
+    pytest.mark.quiet,
+    pytest.mark.skipif(not RECORDED, reason="this torch does not count gloo's calls"),
+]
+
+
+def run(kind: str) -> Result:
+    return watch(
+        PROGRAM,
+        f"--straggler-window={WINDOW_S}",
+        arguments=(kind, str(HEALTHY_S), str(SLOW_S)),
+        nproc=4,
+    )
+
+
+def turns_ms(result: Result) -> tuple[float, float]:
+    """What a turn takes without and with the fault."""
+    healthy, slow = (
+        float(re.findall(rf"^{part} ([\d.]+)", result.stdout, re.MULTILINE)[0])
+        for part in ("healthy", "slow")
+    )
+    return healthy, slow
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=() if kind in ("one_late", "tensor_parallel") else pytest.mark.campaign
+        )
+        for kind in WITH
+    ],
+)
+def test_the_slow_ranks_are_named_with_what_they_cost(kind: str) -> None:
+    result = run(kind)
+    assert result.exit_code == 0
+    assert result.reports == []
+    healthy_ms, slow_ms = turns_ms(result)
+    assert result.run is not None
+    assert result.run["straggler_watch"]["unknown"] is None
+    found = result.run["stragglers"]
+    assert [one["ranks"] for one in found] == [list(WITH[kind])]
+    cost = 1 - healthy_ms / slow_ms
+    if kind in ONE_AFTER_THE_OTHER:
+        assert 0.05 <= found[0]["fraction"] < cost + TOLERANCE
+    elif kind != "recovers":  # the mean of its second part is that of both
+        assert found[0]["fraction"] == pytest.approx(cost, abs=TOLERANCE)
+    assert result.stderr.count("hangwatch: STRAGGLER (") == 1
+    assert "hangwatch: stragglers have cost this run" in result.stderr
+    assert ("the job no longer waits for" in result.stderr) == (kind == "recovers")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_a_job_without_a_straggler_is_told_none(kind: str) -> None:
+    result = run(kind)
+    assert result.exit_code == 0
+    assert result.run is not None
+    assert result.run["stragglers"] == []
+    assert result.run["straggler_watch"]["unknown"] is None
+    assert "STRAGGLER" not in result.stderr

@@ -1,0 +1,185 @@
+"""Who makes a job slow, from hand-made moments; property/test_slow_jobs.py has whole jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch.efficiency.straggler_watch import Observation, StragglerWatch
+from hangwatch.efficiency.stragglers import (
+    RankMoment,
+    Window,
+    active_ranks,
+    cost_of,
+    stragglers_of,
+    without_longest_wait,
+)
+
+WORLD = {0: (0, 1, 2)}
+S = 20.0
+
+
+def at(*issued: int, idle: bool = False, unfinished: bool = False, peer: int = -1) -> RankMoment:
+    """A rank that has issued so many calls in groups 0, 1 and so on."""
+    return RankMoment(dict(enumerate(issued)), idle, unfinished or idle, peer)
+
+
+def frozen(*ranks: int) -> frozenset[int]:
+    return frozenset(ranks)
+
+
+class TestActiveRanks:
+    def test_all_are_active_where_none_waits(self) -> None:
+        assert active_ranks({0: at(5), 1: at(6), 2: at(5)}, WORLD) == frozen(0, 1, 2)
+
+    def test_a_rank_that_is_ahead_and_idle_waits_for_those_behind(self) -> None:
+        moment = {0: at(6, idle=True), 1: at(5), 2: at(6, idle=True)}
+        assert active_ranks(moment, WORLD) == frozen(1)
+
+    def test_a_rank_that_is_ahead_and_busy_does_not_wait(self) -> None:
+        moment = {0: at(6, unfinished=True), 1: at(5), 2: at(6, idle=True)}
+        assert active_ranks(moment, WORLD) == frozen(0, 1)
+
+    def test_an_idle_rank_that_has_issued_the_least_is_active(self) -> None:
+        # It waits for its data loader.
+        moment = {0: at(6, idle=True), 1: RankMoment({0: 5}, idle=True), 2: at(6, idle=True)}
+        assert active_ranks(moment, WORLD) == frozen(1)
+
+    def test_nothing_is_known_while_data_are_on_their_way(self) -> None:
+        assert active_ranks({0: at(6, idle=True), 1: at(6), 2: at(6, idle=True)}, WORLD) == frozen()
+
+    def test_the_last_to_arrive_may_wait_itself(self) -> None:
+        # Rank 1 is the last in group 0, since it waits for rank 3 in group 1.
+        members = {0: (0, 1), 1: (1, 3), 2: (2, 3)}
+        moment = {
+            0: RankMoment({0: 2}, idle=True),
+            1: RankMoment({0: 1, 1: 2}, idle=True),
+            2: RankMoment({2: 2}, idle=True),
+            3: RankMoment({1: 1, 2: 1}),
+        }
+        assert active_ranks(moment, members) == frozen(3)
+
+    def test_a_message_is_waited_for_from_its_sender(self) -> None:
+        moment = {0: at(idle=True, peer=1), 1: at(idle=True, peer=2), 2: at()}
+        assert active_ranks(moment, {}) == frozen(2)
+
+    def test_two_ranks_that_wait_for_each_other_have_data_on_their_way(self) -> None:
+        moment = {0: at(idle=True, peer=1), 1: at(idle=True, peer=0), 2: at()}
+        assert active_ranks(moment, {}) == frozen()
+
+    def test_a_group_that_a_member_does_not_count_proves_nothing(self) -> None:
+        moment = {0: at(6, idle=True), 1: RankMoment({}), 2: at(6, idle=True)}
+        assert active_ranks(moment, WORLD) == frozen()
+
+    def test_a_group_with_members_out_of_sight_proves_nothing(self) -> None:
+        assert active_ranks({0: at(6, idle=True), 1: at(5)}, WORLD) == frozen()
+
+
+FOUR = {0: frozen(0, 1, 2, 3)}
+THREE = {0: frozen(0, 1, 2)}
+
+
+class TestAWindow:
+    def window(self, *pattern: frozenset[int], times: int = 100) -> Window:
+        return Window(FOUR, pattern * times)
+
+    def test_the_rank_that_all_wait_for(self) -> None:
+        all_ = frozen(0, 1, 2, 3)
+        found = stragglers_of(self.window(all_, all_, frozen(2), frozen(2)))
+        assert found is not None
+        assert found.ranks == (2,)
+        assert found.fraction == pytest.approx(0.5, abs=0.01)
+
+    def test_two_ranks_that_are_slow_alike(self) -> None:
+        all_ = frozen(0, 1, 2, 3)
+        window = self.window(all_, all_, frozen(2, 0), frozen(2), frozen(0))
+        found = stragglers_of(window)
+        assert found is not None
+        assert found.ranks == (0, 2)
+        assert found.fraction == pytest.approx(0.6, abs=0.01)
+        assert cost_of(window, frozen(2)) < found.fraction
+
+    def test_late_by_turns_is_nobodys_fault(self) -> None:
+        turns = [frozen(rank) for rank in range(4)]
+        assert stragglers_of(self.window(*turns)) is None
+
+    def test_a_window_that_is_too_short_tells_nothing(self) -> None:
+        assert stragglers_of(self.window(frozen(2), times=5)) is None
+
+    def test_data_on_their_way_cost_nothing(self) -> None:
+        assert stragglers_of(self.window(frozen())) is None
+
+    def test_most_ranks_are_no_stragglers(self) -> None:
+        assert stragglers_of(self.window(frozen(0, 1, 2))) is None
+
+
+def test_the_longest_standstill_is_left_out_where_it_is_long() -> None:
+    one, two = frozen(1), frozen(2)
+    assert without_longest_wait([one] * 40, [*range(20), *([20] * 20)]) == [one] * 20
+    steady = [one, two] * 20
+    assert without_longest_wait(steady, list(range(40))) == steady
+
+
+class TestAWatch:
+    all_ = frozen(0, 1, 2)
+
+    def fill(
+        self, watch: StragglerWatch, from_s: int, to_s: int, *pattern: frozenset[int]
+    ) -> list[tuple[float, tuple[int, ...]]]:
+        """Ten moments a second; when there was news, and of which ranks."""
+        news = []
+        for number in range(from_s * 10, to_s * 10):
+            at_s = number / 10
+            watch.add(Observation(at_s, pattern[number % len(pattern)], number))
+            found = watch.assess(at_s, THREE)
+            if found:
+                news.append((at_s, found.ranks))
+        return news
+
+    def test_it_is_told_once_and_ends(self) -> None:
+        watch = StragglerWatch(S)
+        news = self.fill(watch, 0, 100, self.all_, frozen(1))
+        ((told_s, ranks),) = news
+        assert ranks == (1,)
+        assert S < told_s <= 1.5 * S + 2
+        current = watch.export().current
+        assert current is not None
+        assert current.since_s < 2
+        assert watch.lost_s == pytest.approx(50, abs=3)
+
+        ((over_s, _),) = self.fill(watch, 100, 300, self.all_)
+        assert over_s < 100 + 2 * S
+        assert watch.current is None
+        assert [one.ranks for one in watch.told] == [(1,)]
+
+    def test_another_takes_its_place(self) -> None:
+        watch = StragglerWatch(S)
+        self.fill(watch, 0, 60, self.all_, frozen(1))
+        news = self.fill(watch, 60, 140, self.all_, frozen(2))
+        assert (2,) in [ranks for _, ranks in news]
+        assert watch.current is not None
+        assert watch.current.ranks == (2,)
+
+    def test_data_on_their_way_are_a_part_of_the_time(self) -> None:
+        watch = StragglerWatch(S)
+        ((_, ranks),) = self.fill(watch, 0, 100, frozen(), frozen(), frozen(1))
+        assert ranks == (1,)
+        assert watch.current is not None
+        assert watch.current.fraction == pytest.approx(0.33, abs=0.02)
+
+    def test_a_restart_ends_it(self) -> None:
+        watch = StragglerWatch(S)
+        self.fill(watch, 0, 60, self.all_, frozen(1))
+        watch.forget()
+        assert watch.current is None
+        assert [one.ranks for one in watch.told] == [(1,)]
+        assert watch.assess(61.0, THREE) is None
+
+    def test_it_goes_on_after_another_watchdog(self) -> None:
+        first = StragglerWatch(S)
+        self.fill(first, 0, 60, self.all_, frozen(1))
+        second = StragglerWatch(S)
+        second.restore(first.export())
+        assert self.fill(second, 60, 120, self.all_, frozen(1)) == []
+        assert second.current is not None
+        assert second.current.until_s == pytest.approx(120, abs=2)
+        assert second.measured_s == pytest.approx(120, abs=1)

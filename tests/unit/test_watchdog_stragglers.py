@@ -1,0 +1,257 @@
+"""Stragglers among the ranks of a node, from the moments on their pages."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from made_hello import hello
+from made_pages import WORLD, group, page
+
+from hangwatch.errors import PageError
+from hangwatch.evidence.pages.finder import OpenPage, Seen
+from hangwatch.evidence.pages.look import Look, Waiting
+from hangwatch.model.page import PageMoment, RankPage
+from hangwatch.settings.config import Config
+from hangwatch.watchdog.incident.reporter import Reporter
+from hangwatch.watchdog.stragglers import Moments, StragglerLook, rank_moments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hangwatch.console import News
+
+pytest_plugins = ["said_news"]
+
+S = 1_000_000_000
+WINDOW_S = 10
+FUTEX = 202
+RUNNING = -2
+
+
+def moment(number: int, issued: int = 3, **changes: Any) -> PageMoment:
+    """A rank that works; ten a second."""
+    values: dict[str, Any] = {
+        "number": number,
+        "at_ns": number * S // 10,
+        "thread": 7,
+        "call": RUNNING,
+        "cpu_ns": number * 1_000_000,
+        "delay_ns": 0,
+        "blocked_slot": -1,
+        "blocked_peer": -1,
+        "groups": [(0, issued, issued)],
+    }
+    return PageMoment(**{**values, **changes})
+
+
+def waits(number: int, issued: int = 4, **changes: Any) -> PageMoment:
+    """A rank that waits in its last call."""
+    return moment(number, call=FUTEX, groups=[(0, issued, issued - 1)], **changes)
+
+
+@dataclass
+class MadePage:
+    """A page with moments of the test's."""
+
+    noted: list[PageMoment] = field(default_factory=list)
+    broken: bool = False
+
+    def moments(self, after: int) -> list[PageMoment]:
+        if self.broken:
+            raise PageError("gone")
+        return [one for one in self.noted if one.number > after]
+
+
+@dataclass
+class Job:
+    """Ranks of one node."""
+
+    pages: list[MadePage] = field(default_factory=lambda: [MadePage(), MadePage()])
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def look(self, ended: int = -1) -> Look:
+        """What the monitor sees of them."""
+        at_ns = max((one.at_ns for made in self.pages for one in made.noted), default=0)
+        seen = {
+            rank: Seen(cast("OpenPage", made), self.light(rank, at_ns))
+            for rank, made in enumerate(self.pages)
+        }
+        waiting: dict[int, Waiting | None] = {rank: None for rank in seen if rank != ended}
+        return Look(at_ns, seen, waiting, moved=True)
+
+    def light(self, rank: int, at_ns: int) -> RankPage:
+        in_use = replace(group(), changed_ns=at_ns)
+        return page(rank, **{"groups": (in_use,), "pid": 100 + rank, **self.changes})
+
+    def note(self, *moments: PageMoment) -> None:
+        """Each rank in turn notes one."""
+        for made, one in zip(self.pages, moments, strict=True):
+            made.noted.append(one)
+
+
+@pytest.fixture
+def look(tmp_path: Path, news: News, said: Path) -> StragglerLook:
+    config = Config(straggler_window_s=WINDOW_S)
+    fd = os.open(said, os.O_WRONLY | os.O_APPEND)
+    reporter = Reporter(None, news, "", fd)
+    return StragglerLook(hello=hello(tmp_path, config), news=news, reporter=reporter, node="node-a")
+
+
+def slow_second_rank(job: Job, numbers: range) -> None:
+    """Rank 1 is waited for at every other moment."""
+    for number in numbers:
+        if number % 2:
+            job.note(moment(number, number), moment(number, number))
+        else:
+            job.note(waits(number, number + 1), moment(number, number))
+
+
+class TestMoments:
+    def test_those_that_all_ranks_have_noted_are_put_together(self) -> None:
+        job, moments = Job(), Moments()
+        job.pages[0].noted = [moment(1), moment(2), moment(4)]
+        job.pages[1].noted = [moment(2), moment(3)]
+        assert moments.read(job.look()) == [{0: moment(2), 1: moment(2)}]
+        job.pages[1].noted.append(moment(4))
+        assert moments.read(job.look()) == [{0: moment(4), 1: moment(4)}]
+        assert moments.read(job.look()) == []
+
+    def test_a_rank_that_has_ended_is_not_waited_for(self) -> None:
+        job, moments = Job(), Moments()
+        job.pages[0].noted = [moment(1)]
+        assert moments.read(job.look(ended=1)) == [{0: moment(1)}]
+
+    def test_a_page_that_cannot_be_read_costs_its_moments(self) -> None:
+        job, moments = Job(), Moments()
+        job.note(moment(1), moment(1))
+        job.pages[1].broken = True
+        assert moments.read(job.look()) == []
+        job.pages[1].broken = False
+        assert len(moments.read(job.look())) == 1
+
+    def test_one_that_a_rank_has_missed_is_forgotten_in_the_end(self) -> None:
+        job, moments = Job(), Moments()
+        job.pages[0].noted = [moment(1)]
+        assert moments.read(job.look()) == []
+        job.note(moment(200), moment(200))
+        assert len(moments.read(job.look())) == 1
+        job.pages[1].noted = [moment(1)]
+        assert moments.read(job.look()) == []
+
+
+def test_what_a_rank_does_at_a_moment() -> None:
+    noted = {
+        0: waits(1),
+        1: moment(1),
+        2: moment(1, call=0, blocked_slot=0, blocked_peer=1, groups=[]),
+        3: moment(1, call=0),
+    }
+    pages = {rank: page(rank) for rank in noted}
+    ranks = rank_moments(noted, pages, {WORLD: 5})
+    assert ranks[0].issued == {5: 4}
+    assert (ranks[0].idle, ranks[0].unfinished) == (True, True)
+    assert (ranks[1].idle, ranks[1].unfinished) == (False, False)
+    assert (ranks[2].idle, ranks[2].unfinished, ranks[2].peer) == (True, True, 1)
+    assert (ranks[3].idle, ranks[3].peer) == (False, -1)  # it reads a file
+
+
+def test_a_straggler_is_told_and_stands_in_the_account(look: StragglerLook, said: Path) -> None:
+    job = Job()
+    for second in range(40):
+        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+        look.look(job.look(), stuck=False)
+    text = " ".join(said.read_text().split())
+    assert text.count("STRAGGLER") == 1
+    assert "STRAGGLER (50 % of the time) The other ranks wait for rank 1 again and again" in text
+    assert "rank 1 is process 101 on node-a" in text
+    account = look.conclude()
+    (straggler,) = account.found
+    assert straggler.ranks == (1,)
+    assert straggler.fraction == pytest.approx(0.5, abs=0.02)
+    assert account.measured_s == pytest.approx(40, abs=1)
+    assert account.unknown == ""
+
+
+def test_nothing_is_told_of_a_job_that_is_stuck(look: StragglerLook, said: Path) -> None:
+    job = Job()
+    for second in range(40):
+        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+        look.look(job.look(), stuck=True)
+    assert said.read_text() == ""
+    assert look.conclude().found == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"world_size": 4}, "ranks of several nodes are not compared"),
+        ({"world_size": 1}, "the job has one rank"),
+        (
+            {"groups": (replace(group(backend="nccl"), slot=1, changed_ns=40 * S),)},
+            "calls of nccl are not counted at each moment",
+        ),
+    ],
+)
+def test_why_it_is_not_known(
+    look: StragglerLook, said: Path, changes: dict[str, Any], why: str
+) -> None:
+    job = Job(changes=changes)
+    for second in range(40):
+        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+        look.look(job.look(), stuck=False)
+    account = look.conclude()
+    assert account.found == ()
+    assert account.unknown == why
+    assert said.read_text() == ""
+
+
+def test_a_thread_that_never_runs_is_not_the_one_that_trains(look: StragglerLook) -> None:
+    job = Job()
+    for number in range(1, 400):
+        job.note(moment(number, cpu_ns=5), moment(number, cpu_ns=5))
+        if not number % 10:
+            look.look(job.look(), stuck=False)
+    assert "the threads that train are not known" in look.unknown
+
+
+def test_a_run_that_is_too_short(look: StragglerLook) -> None:
+    job = Job()
+    slow_second_rank(job, range(1, 51))
+    look.look(job.look(), stuck=False)
+    assert "10 s are needed (--straggler-window)" in look.conclude().unknown
+
+
+def test_ranks_that_note_nothing(look: StragglerLook) -> None:
+    look.look(Job().look(), stuck=False)
+    assert "the native recorder does" in look.conclude().unknown
+
+
+def test_it_can_be_turned_off(look: StragglerLook, tmp_path: Path) -> None:
+    look.hello = hello(tmp_path, Config(stragglers=False))
+    job = Job()
+    slow_second_rank(job, range(1, 400))
+    look.look(job.look(), stuck=False)
+    assert look.conclude().unknown == "--no-stragglers was given"
+    assert look.watch.measured_s == 0.0
+
+
+def test_a_fault_of_ours_is_no_end_of_the_watch(look: StragglerLook, news: News) -> None:
+    job = Job()
+    job.note(moment(1), moment(1, groups=cast("Any", 5)))
+    look.look(job.look(), stuck=False)
+    assert "no search for stragglers" in "".join(news.lost)
+    assert "the search has failed" in look.conclude().unknown
+
+
+def test_ranks_that_were_restarted_begin_anew(look: StragglerLook) -> None:
+    job = Job()
+    for second in range(30):
+        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+        look.look(job.look(), stuck=False)
+    assert look.watch.export().current is not None
+    look.restarted()
+    assert look.watch.export().current is None
+    assert [one.ranks for one in look.conclude().found] == [(1,)]
