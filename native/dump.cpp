@@ -17,7 +17,6 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -191,91 +190,6 @@ std::vector<Asked> ask_others(const Paths& own) {
   return asked;
 }
 
-// What gloo's recorder says; that of NCCL takes locks that it may not give back.
-std::string ask_gloo(bool entries) {
-  if (g_dumps.general != nullptr) return g_dumps.general(entries, false);
-  if (g_dumps.general_of != nullptr) return g_dumps.general_of(entries, false, kGloo);
-  return {};
-}
-
-// A group of gloo's, by the number that it has in the recorder.
-struct Counted {
-  std::string id;
-  std::string name;  // empty while it is not known
-  int looks;         // for the name
-};
-constexpr std::size_t kMaxCounted = 256;
-constexpr int kMostLooks = 4;
-constexpr std::uint64_t kLookEveryNs = 5'000'000'000;  // at all entries, which takes some ms
-std::vector<Counted>* g_counted = nullptr;             // the heart's, which beats to the end
-std::uint64_t g_looked_ns = 0;
-
-Counted* counted(std::string_view id) {
-  if (g_counted == nullptr) g_counted = new std::vector<Counted>;
-  for (Counted& one : *g_counted) {
-    if (one.id == id) return &one;
-  }
-  if (g_counted->size() == kMaxCounted) return nullptr;
-  g_counted->push_back({std::string(id), {}, 0});
-  return &g_counted->back();
-}
-
-// The text between two others, from a position that it moves on; empty where there is none.
-std::string_view between(std::string_view text, std::size_t& at, std::string_view begin,
-                         std::string_view end) {
-  const std::size_t first = text.find(begin, at);
-  if (first == std::string_view::npos) return {};
-  const std::size_t from = first + begin.size();
-  const std::size_t to = text.find(end, from);
-  if (to == std::string_view::npos) return {};
-  at = to + end.size();
-  return text.substr(from, to - from);
-}
-
-// The number of a member of an object, in quotes or not; negative where there is none.
-std::int64_t number_of(std::string_view object, std::string_view key) {
-  std::size_t at = object.find(key);
-  if (at == std::string_view::npos) return -1;
-  at = object.find_first_of("-0123456789", at + key.size());
-  return at == std::string_view::npos ? -1 : std::atoll(object.data() + at);
-}
-
-void find_names() {
-  const std::string dumped = ask_gloo(true);
-  for (Counted& one : *g_counted) {
-    if (!one.name.empty()) continue;
-    ++one.looks;
-    std::size_t at = 0;
-    one.name = between(dumped, at, "\"pg_id\":" + one.id + ",\"process_group\":[\"", "\"");
-  }
-}
-
-void add_groups(std::string_view dumped, MomentData& moment, bool& is_unnamed) {
-  std::size_t at = dumped.find("\"pg_status\":{");
-  if (at == std::string_view::npos) return;
-  at += 13;
-  while (at < dumped.size() && dumped[at] != '}' && moment.count < kMomentGroups) {
-    const std::string_view id = between(dumped, at, "\"", "\":{");
-    const std::size_t end = dumped.find('}', at);
-    if (id.empty() || end == std::string_view::npos) return;
-    const std::string_view status = dumped.substr(at, end - at);
-    at = end + 1;
-    Counted* const known = counted(id);
-    if (known == nullptr) continue;
-    if (known->name.empty() && known->looks < kMostLooks) is_unnamed = true;
-    std::uint32_t generation = 0;
-    const std::int64_t slot = writer::slot_named(known->name, generation);
-    const std::int64_t issued = number_of(status, "last_enqueued_collective\":");
-    if (slot < 0 || issued < 0) continue;
-    const std::int64_t completed = number_of(status, "last_completed_collective\":");
-    auto& group = moment.groups[moment.count++];
-    group.slot = static_cast<std::uint32_t>(slot);
-    group.generation = generation;
-    group.issued = static_cast<std::uint64_t>(issued);
-    group.completed = static_cast<std::uint64_t>(std::max<std::int64_t>(completed, 0));
-  }
-}
-
 }  // namespace
 
 void open(const char* page) noexcept try {
@@ -356,15 +270,11 @@ void leave(unsigned ms) noexcept try {
   g_busy.store(false);
 }
 
-void count_issued(MomentData& moment) noexcept try {
-  if (g_paths == nullptr || !g_can.load(std::memory_order_acquire)) return;
-  bool is_unnamed = false;
-  add_groups(ask_gloo(false), moment, is_unnamed);
-  if (is_unnamed && (g_looked_ns == 0 || moment.ns - g_looked_ns > kLookEveryNs)) {
-    g_looked_ns = moment.ns;
-    find_names();
-  }
-} catch (...) {  // c10d's, or no memory
+std::string ask_gloo(bool entries) {
+  if (g_paths == nullptr || !g_can.load(std::memory_order_acquire)) return {};
+  if (g_dumps.general != nullptr) return g_dumps.general(entries, false);
+  if (g_dumps.general_of != nullptr) return g_dumps.general_of(entries, false, kGloo);
+  return {};
 }
 
 void look() noexcept try {

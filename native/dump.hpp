@@ -46,8 +46,8 @@ void leave(unsigned ms) noexcept;
 // To be called at every beat of the heart.
 void look() noexcept;
 
-// How many calls each group of gloo's has issued and completed, as c10d counts them. For one
-// thread.
-void count_issued(MomentData& moment) noexcept;
+// What gloo's recorder says, with its entries or not; empty where it cannot be asked. It reads its
+// table of groups without its lock: not to be called while one may join it. Throws as c10d does.
+std::string ask_gloo(bool entries);
 
 }  // namespace hangwatch::dump

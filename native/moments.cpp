@@ -1,12 +1,15 @@
 #include "moments.hpp"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "dump.hpp"
 #include "mapping.hpp"
@@ -16,6 +19,8 @@ namespace hangwatch::moments {
 namespace {
 
 constexpr std::uint64_t kPeriodNs = 100'000'000;
+constexpr std::uint64_t kSteadyNs = 1'000'000'000;
+constexpr std::uint64_t kLookEveryNs = 5'000'000'000;
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // splitmix64, https://prng.di.unimi.it/splitmix64.c
@@ -30,6 +35,8 @@ std::uint64_t time_of(std::uint64_t number) {
   return number * kPeriodNs + mixed(number) % kPeriodNs;
 }
 
+// --- The thread that issues calls ---------------------------------------------------
+
 // A file of /proc about a thread of this process, as text; empty where it cannot be read.
 template <std::size_t N>
 const char* read_file(std::uint32_t thread, const char* name, char (&text)[N]) {
@@ -42,7 +49,7 @@ const char* read_file(std::uint32_t thread, const char* name, char (&text)[N]) {
   return text;
 }
 
-// The system call that the thread sleeps in; kRunning where it has or wants a CPU, kUnknown
+// The system call that the thread sleeps in; kRunning where it has or wants a CPU, kUnknownCall
 // where the system does not say.
 std::int64_t sleeps_in(std::uint32_t thread) {
   char text[128];
@@ -78,7 +85,139 @@ void find_calls(const Page& page, MomentData& moment) {
   if (blocked != moment.thread) moment.blocked_slot = kNone;
 }
 
+// --- The calls of each group --------------------------------------------------------
+
+// A group of gloo's, by the number that it has in c10d's recorder.
+struct Counted {
+  std::string id;
+  std::string name;  // empty while it is not known
+  int looks;         // for the name
+  std::int64_t slot;
+};
+constexpr std::size_t kMaxCounted = 256;
+constexpr int kMostLooks = 4;
+
+// The heart's alone, which beats to the end.
+std::vector<Counted>* g_counted = nullptr;
+std::uint64_t g_looked_ns = 0;  // at all entries, which takes some ms
+std::uint64_t g_groups = 0;     // those of the page, as a number that changes with them
+std::uint64_t g_steady_ns = 0;  // since when they are these, and no one else is to come
+
+bool is_gloo_alone(std::string_view backends) {
+  while (!backends.empty()) {
+    const std::size_t comma = std::min(backends.find(','), backends.size());
+    const std::string_view one = backends.substr(0, comma);
+    if (one.substr(one.find(':') + 1) != "gloo") return false;  // find() + 1 is 0 without one
+    backends.remove_prefix(std::min(comma + 1, backends.size()));
+  }
+  return true;
+}
+
+// Finds the slots of the groups that are known by name. True if the recorder may be asked: its
+// table of groups, which it reads without its lock, gets none for now. A group joins it at its
+// first call: all have made theirs, some time ago, and no other backend makes calls that could
+// pass for that.
+bool find_slots(const Page& page, std::uint64_t now_ns) {
+  bool all_known = page.groups_left_out.load(kRelaxed) == 0;
+  std::uint64_t groups = 0;
+  for (Counted& one : *g_counted) one.slot = -1;
+  const std::uint64_t slots = std::min<std::uint64_t>(page.slots.load(kRelaxed), kMaxGroups);
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    GroupData data;
+    if (!writer::has_room(slot) || !page.groups[slot].data.read(data)) return false;
+    if (data.defined != 1 || data.ended_ns != 0) continue;
+    groups = mixed(groups ^ (slot << 32 | data.generation));
+    if (page.groups[slot].enqueued.load(kRelaxed) == 0) all_known = false;
+    if (!is_gloo_alone(data.backend.str())) all_known = false;
+    const std::string name = data.name.str();
+    for (Counted& one : *g_counted) {
+      if (one.name == name) one.slot = static_cast<std::int64_t>(slot);
+    }
+  }
+  if (groups == 0) all_known = false;
+  if (!all_known || g_steady_ns == 0 || groups != g_groups) g_steady_ns = all_known ? now_ns : 0;
+  g_groups = groups;
+  return all_known && now_ns - g_steady_ns >= kSteadyNs;
+}
+
+Counted* counted(std::string_view id) {
+  for (Counted& one : *g_counted) {
+    if (one.id == id) return &one;
+  }
+  if (g_counted->size() == kMaxCounted) return nullptr;
+  g_counted->push_back({std::string(id), {}, 0, -1});
+  return &g_counted->back();
+}
+
+// The text between two others, from a position that it moves on; empty where there is none.
+std::string_view between(std::string_view text, std::size_t& at, std::string_view begin,
+                         std::string_view end) {
+  const std::size_t first = text.find(begin, at);
+  if (first == std::string_view::npos) return {};
+  const std::size_t from = first + begin.size();
+  const std::size_t to = text.find(end, from);
+  if (to == std::string_view::npos) return {};
+  at = to + end.size();
+  return text.substr(from, to - from);
+}
+
+// The number of a member of an object, in quotes or not; negative where there is none.
+std::int64_t number_of(std::string_view object, std::string_view key) {
+  std::size_t at = object.find(key);
+  if (at == std::string_view::npos) return -1;
+  at = object.find_first_of("-0123456789", at + key.size());
+  return at == std::string_view::npos ? -1 : std::atoll(object.data() + at);
+}
+
+void find_names() {
+  const std::string dumped = dump::ask_gloo(true);
+  for (Counted& one : *g_counted) {
+    if (!one.name.empty()) continue;
+    ++one.looks;
+    std::size_t at = 0;
+    one.name = between(dumped, at, "\"pg_id\":" + one.id + ",\"process_group\":[\"", "\"");
+  }
+}
+
+// Adds what the recorder counts. True if the name of a group is to be looked for.
+bool add_groups(std::string_view dumped, MomentData& moment) {
+  constexpr std::string_view kStatus = "\"pg_status\":{";
+  bool is_unnamed = false;
+  std::size_t at = dumped.find(kStatus);
+  if (at == std::string_view::npos) return false;
+  at += kStatus.size();
+  while (at < dumped.size() && dumped[at] != '}' && moment.count < kMomentGroups) {
+    const std::string_view id = between(dumped, at, "\"", "\":{");
+    const std::size_t end = dumped.find('}', at);
+    if (id.empty() || end == std::string_view::npos) break;
+    const std::string_view status = dumped.substr(at, end - at);
+    at = end + 1;
+    const Counted* const known = counted(id);
+    if (known == nullptr) continue;
+    is_unnamed = is_unnamed || (known->name.empty() && known->looks < kMostLooks);
+    const std::int64_t issued = number_of(status, "last_enqueued_collective\":");
+    if (known->slot < 0 || issued < 0) continue;
+    const std::int64_t completed = number_of(status, "last_completed_collective\":");
+    moment.groups[moment.count++] = {
+        static_cast<std::uint64_t>(known->slot), static_cast<std::uint64_t>(issued),
+        static_cast<std::uint64_t>(std::max<std::int64_t>(completed, 0))};
+  }
+  return is_unnamed;
+}
+
 }  // namespace
+
+void count_calls(MomentData& moment) noexcept try {
+  const Page* const page = writer::page();
+  if (g_counted == nullptr) g_counted = new std::vector<Counted>;
+  if (page == nullptr || !find_slots(*page, moment.ns)) return;
+  if (add_groups(dump::ask_gloo(false), moment) &&
+      (g_looked_ns == 0 || moment.ns - g_looked_ns > kLookEveryNs)) {
+    g_looked_ns = moment.ns;
+    find_names();
+  }
+} catch (...) {  // c10d's, or no memory
+}
 
 Next next(std::uint64_t now_ns) noexcept {
   std::uint64_t number = now_ns / kPeriodNs;
@@ -94,7 +233,7 @@ void take(std::uint64_t number) noexcept {
   moment.ns = writer::now_ns();
   find_calls(*page, moment);
   moment.call = sleeps_in(moment.thread);
-  dump::count_issued(moment);
+  count_calls(moment);
   char text[128];
   char* rest = nullptr;
   moment.cpu_ns = std::strtoull(read_file(moment.thread, "schedstat", text), &rest, 10);

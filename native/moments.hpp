@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "page.hpp"
+
 namespace hangwatch::moments {
 
 // The number of the first moment after a time, and its time (CLOCK_MONOTONIC, ns).
@@ -19,7 +21,11 @@ struct Next {
 };
 Next next(std::uint64_t now_ns) noexcept;
 
-// Notes one, of this process' page.
+// Notes one, of this process' page. For the thread of the heartbeat.
 void take(std::uint64_t number) noexcept;
+
+// Adds how many calls each group of gloo's has issued and completed, as c10d counts them: of a
+// process all of whose groups are gloo's, and have been used. A part of take().
+void count_calls(MomentData& moment) noexcept;
 
 }  // namespace hangwatch::moments

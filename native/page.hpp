@@ -313,8 +313,7 @@ struct MomentData {
   std::uint32_t thread;        // that issues calls
   std::uint32_t count;
   struct {
-    std::uint32_t slot;
-    std::uint32_t generation;
+    std::uint64_t slot;
     std::uint64_t issued;     // calls, as c10d counts them
     std::uint64_t completed;  // the last of them
   } groups[kMomentGroups];

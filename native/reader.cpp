@@ -151,10 +151,6 @@ void read_events(const Page& page, PageView& view, const std::uint32_t (&generat
             [](const EventView& a, const EventView& b) { return a.data.index < b.data.index; });
 }
 
-}  // namespace
-
-namespace {
-
 // A page at any bytes, be it a copy of them.
 class Opened {
  public:

@@ -200,7 +200,7 @@ PyObject* to_list(const std::vector<MomentData>& moments) {
     Ref groups(PyList_New(0));
     for (std::size_t i = 0; i < moment.count && groups; ++i) {
       const auto& group = moment.groups[i];
-      const Ref value(Py_BuildValue("(IKK)", group.slot, group.issued, group.completed));
+      const Ref value(Py_BuildValue("(KKK)", group.slot, group.issued, group.completed));
       if (!value || PyList_Append(groups.get(), value.get()) != 0) groups = Ref();
     }
     if (!groups) return nullptr;

@@ -220,20 +220,6 @@ bool define_group(std::size_t slot, std::string_view name, std::string_view desc
   return false;
 }
 
-std::int64_t slot_named(std::string_view name, std::uint32_t& generation) noexcept {
-  const Page* p = page();
-  if (p == nullptr || name.empty()) return -1;
-  const std::uint64_t slots = std::min<std::uint64_t>(p->slots.load(kRelaxed), kMaxGroups);
-  for (std::size_t slot = 0; slot < slots; ++slot) {
-    GroupData data;
-    if (!has_room(slot) || !p->groups[slot].data.read(data)) continue;
-    if (data.defined != 1 || data.ended_ns != 0 || data.name.str() != name) continue;
-    generation = data.generation;
-    return static_cast<std::int64_t>(slot);
-  }
-  return -1;
-}
-
 void set_groups_left_out(std::uint64_t groups) noexcept {
   if (Page* p = page()) p->groups_left_out.store(groups, kRelaxed);
 }

@@ -77,8 +77,6 @@ std::uint32_t intern_site(std::string_view file, std::uint64_t line,
 bool define_group(std::size_t slot, std::string_view name, std::string_view desc,
                   const std::vector<std::int64_t>& ranks, std::uint32_t index,
                   std::string_view backend) noexcept;
-// The slot of a group that is in use, by its name; -1 where there is none.
-std::int64_t slot_named(std::string_view name, std::uint32_t& generation) noexcept;
 // `groups`: those of this process that have found no slot.
 void set_groups_left_out(std::uint64_t groups) noexcept;
 void retire_group(std::size_t slot) noexcept;

@@ -134,17 +134,15 @@ def without_longest_wait(active: Sequence[Ranks], places: Sequence[int]) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Stragglers:
+class SlowRanks:
     """Ranks that the others waited for, in one window."""
 
     ranks: tuple[int, ...]
     fraction: float
     """Share of the time that would be saved if they took as long as the others."""
-    error: float
-    """Standard error of ``fraction``."""
 
 
-def stragglers_of(window: Window) -> Stragglers | None:
+def stragglers_of(window: Window) -> SlowRanks | None:
     """Return the ranks that cost the job most together; None where none stands out for sure.
 
     Two ranks that are slow alike are both returned, though one of them alone would save nothing.
@@ -162,11 +160,11 @@ def stragglers_of(window: Window) -> Stragglers | None:
     cost = _cost(window, ranks, excess)
     if cost.mean < LEAST_FRACTION or not cost.is_sure:
         return None
-    return Stragglers(tuple(sorted(ranks)), cost.mean, cost.error)
+    return SlowRanks(tuple(sorted(ranks)), cost.mean)
 
 
 def cost_of(window: Window, ranks: Ranks) -> float:
-    """Return what ranks of the job cost it, as Stragglers.fraction; 0 where it is not known."""
+    """Return what ranks of the job cost it, as SlowRanks.fraction; 0 where it is not known."""
     return _cost(window, ranks, _excess(window)).mean
 
 
@@ -213,7 +211,7 @@ def _cost(window: Window, ranks: Ranks, excess: Mapping[int, _Estimate]) -> _Est
 
 def _active_shares(moments: Sequence[Ranks]) -> dict[int, float]:
     """The share of moments at which each rank was active."""
-    counts = Counter(rank for active in moments for rank in active or ())
+    counts = Counter(rank for active in moments for rank in active)
     return {rank: count / len(moments) for rank, count in counts.items()}
 
 

@@ -182,9 +182,9 @@ class StragglerLook:
             return "some ranks have ended"
         for rank, page in pages.items():
             counted = {slot for slot, _, _ in moment[rank].groups}
-            for group in page.groups:
-                if group.slot not in counted and _is_in_use(group, look.now_ns):
-                    return f"calls of {group.backend or 'a group'} are not counted at each moment"
+            in_use = {group.slot for group in page.groups if _is_in_use(group, look.now_ns)}
+            if not in_use <= counted:
+                return _not_counted(page)
         if self._are_asleep(moment):
             return "the threads that train are not known: they issue no call from Python"
         return ""
@@ -199,6 +199,17 @@ class StragglerLook:
                 self._before[rank] = at
                 self._asleep[rank] = at.cpu_ns - before.cpu_ns < _LEAST_CPU_NS
         return all(self._asleep.get(rank, False) for rank in moment)
+
+
+def _not_counted(page: RankPage) -> str:
+    """Say why the rank of a page notes no calls of its groups (native/moments.cpp)."""
+    groups = [group for group in page.groups if group.alive]
+    names = {one.rpartition(":")[2] for group in groups for one in group.backend.split(",")}
+    if names - {"gloo"}:
+        return f"there are groups of {', '.join(sorted(names - {'gloo'}))}; only gloo's are counted"
+    if any(group.enqueued == 0 for group in groups):
+        return "some process groups have not been used yet: calls are counted once all have"
+    return "c10d does not say how many calls it has issued; it does from torch 2.8 on"
 
 
 def _is_in_use(group: PageGroup, now_ns: int) -> bool:

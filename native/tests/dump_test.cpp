@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "../cuda.hpp"
+#include "../moments.hpp"
 #include "opened.hpp"
 
 namespace {
@@ -133,7 +134,7 @@ MomentData counted() {
   static std::uint64_t ns = 0;
   MomentData moment{};
   moment.ns = ns += 10'000'000'000;
-  dump::count_issued(moment);
+  moments::count_calls(moment);
   return moment;
 }
 
@@ -153,8 +154,13 @@ void calls_are_counted_by_the_slots_of_their_groups() {
       "\"11\":{\"last_enqueued_collective\":\"1\"}},\"version\":\"2.10\"}";
   set_status(status.c_str());
   CHECK(counted().count == 0);  // groups that the page does not know
-  writer::define_group(0, "5", "", {0, 3}, 0, "gloo");
+  writer::define_group(0, "5", "", {0, 3}, 0, "cpu:gloo,cuda:gloo");
   writer::define_group(1, "7", "", {0, 3}, 1, "gloo");
+  writer::raise_enqueued(0, 1, 1);
+  CHECK(counted().count == 0 && counted().count == 0);  // the second one may join the table
+  writer::raise_enqueued(1, 1, 1);
+  CHECK(counted().count == 0);  // it may be about to
+  CHECK(counted().count == 0);  // by now they are looked for by their names
   const MomentData moment = counted();
   CHECK(moment.count == 2);
   CHECK(moment.groups[0].slot == 0 && moment.groups[0].issued == 3);
@@ -165,6 +171,16 @@ void calls_are_counted_by_the_slots_of_their_groups() {
     set_status(status.substr(0, length).c_str());
     CHECK(counted().count <= 2);
   }
+  set_status(status.c_str());
+  CHECK(counted().count == 2);
+  writer::define_group(2, "9", "", {0, 3}, 2, "cpu:gloo,cuda:nccl");
+  writer::raise_enqueued(2, 1, 1);
+  CHECK(counted().count == 0 && counted().count == 0);  // that call may have been NCCL's
+  writer::retire_group(2);
+  CHECK(counted().count == 0 && counted().count == 2);
+  writer::set_groups_left_out(1);
+  CHECK(counted().count == 0 && counted().count == 0);
+  writer::set_groups_left_out(0);
   set_status("");
 }
 

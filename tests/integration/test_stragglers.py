@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness import PROGRAMS, RECORDED, watch
+from waiting import NoAnswerError
 
 if TYPE_CHECKING:
     from harness import Result
@@ -78,6 +79,8 @@ def test_the_slow_ranks_are_named_with_what_they_cost(kind: str) -> None:
     assert result.run is not None
     assert result.run["straggler_watch"]["unknown"] is None
     found = result.run["stragglers"]
+    if not found:
+        raise NoAnswerError(f"no straggler was told of {kind} in {SLOW_S} s")
     assert [one["ranks"] for one in found] == [list(WITH[kind])]
     cost = 1 - healthy_ms / slow_ms
     if kind in ONE_AFTER_THE_OTHER:
