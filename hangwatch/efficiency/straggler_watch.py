@@ -64,8 +64,8 @@ class StragglerWatch:
     lost_s: float = 0.0
     """Time that stragglers have cost the job. It never decreases."""
     _seen: deque[Observation] = field(default_factory=deque)
-    _costs: list[float] = field(default_factory=list)
-    """Of the current one, at each assessment."""
+    _costs: list[tuple[float, float]] = field(default_factory=list)
+    """Of the current ones: the time of each assessment, and what they cost in its window."""
     _named: list[Straggler] = field(default_factory=list)
     """The findings of the last assessments, as far as they agree on the ranks."""
     _span_s: float = 0.0
@@ -111,16 +111,29 @@ class StragglerWatch:
         self._named.append(found)
         current = self.current
         if current is not None and found.ranks == current.ranks:
-            self._costs.append(found.fraction)
-            self.current = replace(current, fraction=fmean(self._costs), until_s=now_s)
+            self._costs.append((now_s, found.fraction))
+            self.current = self._costing(replace(current, until_s=now_s))
             return None
         if len(self._named) < AGREEING:
             return None
-        self._end(self._named[0].since_s)
-        self._costs = [one.fraction for one in self._named]
+        first = self._named[0]
+        # The first window that showed it had it in a part only, if the cost has grown since.
+        length_s = (first.until_s - first.since_s) * min(first.fraction / found.fraction, 1.0)
+        since_s = first.until_s - length_s
+        self._end(since_s)
+        self._costs = [(one.until_s, one.fraction) for one in self._named]
         self._span_s = found.until_s - found.since_s
-        self.current = replace(found, fraction=fmean(self._costs), since_s=self._named[0].since_s)
+        self.current = self._costing(replace(found, since_s=since_s))
         return self.current
+
+    def _costing(self, straggler: Straggler) -> Straggler:
+        """The cost of the current ones is that of the windows that lie in their time, if any do."""
+        whole = [
+            cost
+            for at_s, cost in self._costs
+            if straggler.since_s + self._span_s <= at_s <= straggler.until_s
+        ]
+        return replace(straggler, fraction=fmean(whole)) if whole else straggler
 
     def export(self) -> SavedWatch:
         """Return the state for restore()."""
@@ -129,7 +142,8 @@ class StragglerWatch:
     def restore(self, saved: SavedWatch) -> None:
         """Continue for a watchdog that was killed."""
         self.told, self.current = list(saved.told), saved.current
-        self._costs = [saved.current.fraction] if saved.current else []
+        if saved.current:
+            self._costs = [(saved.current.until_s, saved.current.fraction)]
         self._span_s = self.window_s
         self.measured_s = saved.measured_s
 
@@ -170,10 +184,10 @@ class StragglerWatch:
 
     def _end(self, at_s: float) -> Straggler | None:
         current = self.current
-        self.current, self._costs = None, []
         if current is None:
             return None
-        over = replace(current, until_s=max(current.since_s, at_s))
+        over = self._costing(replace(current, until_s=max(current.since_s, at_s)))
+        self.current, self._costs = None, []
         self.told = [*self.told, over][:MAX_TOLD]
         return over
 

@@ -151,6 +151,20 @@ class TestAWatch:
         assert watch.current is None
         assert [one.ranks for one in watch.told] == [(1,)]
 
+    def test_its_cost_is_that_of_its_own_time(self) -> None:
+        watch = StragglerWatch(S)
+        self.fill(watch, 0, 60, self.all_)
+        self.fill(watch, 60, 160, self.all_, frozen(1))
+        current = watch.export().current
+        assert current is not None
+        assert current.since_s == pytest.approx(60, abs=3)
+        assert current.fraction == pytest.approx(0.5, abs=0.02)
+
+        self.fill(watch, 160, 260, self.all_)
+        (over,) = watch.told
+        assert over.until_s == pytest.approx(160, abs=3)
+        assert over.fraction == pytest.approx(0.5, abs=0.02)
+
     def test_another_takes_its_place(self) -> None:
         watch = StragglerWatch(S)
         self.fill(watch, 0, 60, self.all_, frozen(1))

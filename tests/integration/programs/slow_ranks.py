@@ -70,7 +70,7 @@ def goes_on():
 def tell(part):
     first, since_s = starts[part]
     if rank == 0:
-        print(part, 1e3 * (time.monotonic() - since_s) / (turns - first), flush=True)
+        print(part, 1e3 * (time.monotonic() - since_s) / max(turns - first, 1), flush=True)
 
 
 def network():
