@@ -150,3 +150,8 @@ def duration(seconds: float) -> str:
     if hours < 24:  # noqa: PLR2004
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def percent(fraction: float) -> str:
+    """``37 %``."""
+    return f"{fraction:.0%}".replace("%", " %")

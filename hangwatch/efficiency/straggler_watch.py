@@ -19,7 +19,7 @@ from hangwatch.efficiency.stragglers import (
     stragglers_of,
     without_longest_wait,
 )
-from hangwatch.model.report import Straggler
+from hangwatch.model.report import Straggler, Why
 
 ASSESS_EVERY = 1 / 12
 """Between two assessments, as a share of the window."""
@@ -135,6 +135,31 @@ class StragglerWatch:
         ]
         return replace(straggler, fraction=fmean(whole)) if whole else straggler
 
+    def active_share(self, rank: int) -> float:
+        """The share of moments at which others waited for a rank, of late.
+
+        That is in half of the window by which the current ones were found: they are in all of it.
+        """
+        since_s = self._seen[-1].at_s - self._span_s / 2
+        active = [rank in one.active for one in self._seen if one.at_s >= since_s]
+        return fmean(active)
+
+    def held_s(self, ranks: tuple[int, ...]) -> float:
+        """For how long all others have waited for some ranks, up to the last moment."""
+        last_s = since_s = self._seen[-1].at_s if self._seen else 0.0
+        for one in reversed(self._seen):
+            if not one.active or not one.active <= frozenset(ranks):
+                break
+            since_s = one.at_s
+        return last_s - since_s
+
+    def explain(self, ranks: tuple[int, ...], why: Why) -> Straggler | None:
+        """Add the reason of these stragglers, and return them if they still are the current."""
+        if self.current is None or self.current.ranks != ranks:
+            return None
+        self.current = replace(self.current, why=why)
+        return self.current
+
     def export(self) -> SavedWatch:
         """Return the state for restore()."""
         return SavedWatch(tuple(self.told), self.current, self.measured_s)
@@ -162,7 +187,8 @@ class StragglerWatch:
             active = without_longest_wait([one.active for one in seen], [one.place for one in seen])
             found = stragglers_of(Window(members, active))
             if found is not None:
-                yield Straggler(found.ranks, found.fraction, seen[0].at_s, now_s)
+                why = Why(like=found.like)
+                yield Straggler(found.ranks, found.fraction, seen[0].at_s, now_s, why)
 
     def _is_over(self, now_s: float, members: Mapping[int, Ranks]) -> bool:
         """True if the current ones cost nothing in a window such as that they were found in."""

@@ -140,6 +140,8 @@ class SlowRanks:
     ranks: tuple[int, ...]
     fraction: float
     """Share of the time that would be saved if they took as long as the others."""
+    like: int
+    """A rank that is active for as long as is typical."""
 
 
 def stragglers_of(window: Window) -> SlowRanks | None:
@@ -160,7 +162,8 @@ def stragglers_of(window: Window) -> SlowRanks | None:
     cost = _cost(window, ranks, excess)
     if cost.mean < LEAST_FRACTION or not cost.is_sure:
         return None
-    return SlowRanks(tuple(sorted(ranks)), cost.mean)
+    others = sorted(window.ranks - ranks, key=lambda rank: (excess[rank].mean, rank))
+    return SlowRanks(tuple(sorted(ranks)), cost.mean, others[len(others) // 2])
 
 
 def cost_of(window: Window, ranks: Ranks) -> float:

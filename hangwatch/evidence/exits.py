@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
-from hangwatch.evidence import timing
+from hangwatch.evidence import cgroups, timing
 from hangwatch.evidence.processes import PROC, process_state, read_stat
 from hangwatch.model.snapshot import ProcessState
 
@@ -58,14 +58,13 @@ def kept_status(pidfd: int | None) -> int | None:
     return int(fields[-1]) if fields[0] & _INFO_EXIT else None
 
 
-CGROUP = "/sys/fs/cgroup"
 _COUNTER = re.compile(r"^oom_kill (\d+)\s*$", re.MULTILINE | re.ASCII)
 
 
 class OomKills:
     """Notices kills in the counters of processes' cgroups."""
 
-    def __init__(self, proc: str = "/proc", cgroup: str = CGROUP) -> None:
+    def __init__(self, proc: str = "/proc", cgroup: str = cgroups.CGROUP) -> None:
         self._proc = proc
         self._cgroup = cgroup
         self._source: dict[int, Path] = {}
@@ -88,21 +87,11 @@ class OomKills:
 
     def _find(self, pid: int) -> Path | None:
         """Return the nearest counter that can be read."""
-        try:
-            lines = Path(self._proc, str(pid), "cgroup").read_text("utf-8", "replace").splitlines()
-        except OSError:
-            lines = []
-        candidates = []
-        for line in lines:
-            _, controllers, path = (*line.split(":", 2), "", "")[:3]
-            inner = path.lstrip("/")
-            if not controllers:
-                candidates += [Path(self._cgroup, inner, "memory.events")]
-                # Inside a container the path may be the host's, the mount our own.
-                candidates += [Path(self._cgroup, "memory.events")]
-            elif "memory" in controllers.split(","):
-                candidates += [Path(self._cgroup, "memory", inner, "memory.oom_control")]
-                candidates += [Path(self._cgroup, "memory", "memory.oom_control")]
+        candidates = [
+            directory / name
+            for directory in cgroups.directories(pid, "memory", self._proc, self._cgroup)
+            for name in ("memory.events", "memory.oom_control")
+        ]
         candidates.append(Path(self._proc, "vmstat"))
         return next((path for path in candidates if _count(path) is not None), None)
 

@@ -49,6 +49,17 @@ class Stat:
         return self.state in _ENDED
 
 
+def delay_ns(pid: int, tid: int, proc: str = PROC) -> int:
+    """Return for how long a thread has waited for a CPU, 0 where the kernel does not count it.
+
+    As in Documentation/scheduler/sched-stats.rst.
+    """
+    try:
+        return int(Path(proc, f"{pid}/task/{tid}/schedstat").read_text("ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
     """A process that a launcher started as a rank, known from its environment."""

@@ -95,13 +95,17 @@ def with_process(
     """Add what the rank's process shows, and what could not be had of it."""
     return replace(
         rank,
-        threads=None if threads is None else marked(threads, rank.program),
+        threads=None if threads is None else _marked(threads, rank.program),
         children=tuple(
-            replace(child, threads=marked(child.threads, rank.program)) for child in children
+            replace(child, threads=_marked(child.threads, rank.program)) for child in children
         ),
         processors=processors,
         missing_evidence=(*missing, *rank.missing_evidence),
     )
+
+
+def _marked(threads: Iterable[ThreadStack], program: str) -> tuple[ThreadStack, ...]:
+    return tuple(replace(one, frames=marked(one.frames, program)) for one in threads)
 
 
 def _not_recorded(page: RankPage) -> Iterable[str]:

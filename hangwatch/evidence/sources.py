@@ -85,11 +85,11 @@ def read(
 
 
 async def read_in_time(
-    ranks: Iterable[RankSnapshot], started_at: float, within_s: float, proc: str = "/proc"
+    files: dict[str, int], started_at: float, within_s: float, proc: str = "/proc"
 ) -> tuple[dict[str, str], bool]:
-    """Return the text of the files of ranks that could be read in time, and True if all could."""
+    """Return the text of the files that could be read in time, and True if all could."""
     texts: dict[str, str] = {}
-    work = partial(read, files_of(ranks), started_at, proc, into=texts)
+    work = partial(read, files, started_at, proc, into=texts)
     try:
         await in_thread(work, within_s)
     except TimeoutError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -24,7 +25,10 @@ import orjson
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence import timing
 from hangwatch.evidence.processes import PROC, read_stat
+from hangwatch.model.profile import StackSamples
 from hangwatch.model.snapshot import Frame, ThreadStack
+from hangwatch.safety import untrusted
+from hangwatch.safety.untrusted import Owner
 from hangwatch.settings.config import Stacks
 
 CONCURRENCY = 2
@@ -36,6 +40,12 @@ _MAX_FRAMES = 400
 _WRAPPERS = "/hangwatch/agent/record/importlib._bootstrap"
 """The file that frames of our own wrappers are in (agent/record/hidden_wrappers.py)."""
 _MAX_THREADS = 256
+RATE_HZ = 50
+"""Samples of a profile, which takes a twentieth of a CPU meanwhile."""
+_RECORD = re.compile(r"^(?=process \d+:)", re.MULTILINE)
+_PROCESS = re.compile(r"process (\d+):")
+_THREAD = re.compile(r"thread \((\d+)\)(?:: (.*))?$")
+_SAMPLED_FRAME = re.compile(r"(?P<function>.*?) \((?P<file>.*?)(?::(?P<line>\d+))?\)")
 _STOPPED = frozenset("Tt")
 
 
@@ -57,12 +67,7 @@ class PySpy:
 
         Raises NoStacksError where it is not this process's fault, else EvidenceError.
         """
-        if self._mode is Stacks.OFF:
-            raise EvidenceError("stacks are off (--stacks off)")
-        if self._binary is None:
-            raise NoStacksError(
-                "py-spy was not found: install it where hangwatch runs (pip install py-spy)"
-            )
+        self._check()
         async with self._slots:
             return await self._dump(pid, timeout_s)
 
@@ -101,8 +106,40 @@ class PySpy:
                     os.kill(pid, signal.SIGCONT)
             raise
 
+    async def record(self, pid: int, seconds: int, directory: Path) -> tuple[StackSamples, ...]:
+        """Sample the stacks of a process and of those that it has started, without stopping any.
+
+        directory: for a file that is removed again. Raises as dump() does.
+        """
+        output = directory / f"profile-{pid}"
+        command = ["record", "--pid", str(pid), "--duration", str(seconds), "--output", str(output)]
+        command += ["--rate", str(RATE_HZ), "--format", "raw", "--nonblocking", "--full-filenames"]
+        command += ["--idle", "--threads", "--subprocesses"]
+        try:
+            self._check()
+            await self._call(command, seconds + timing.PY_SPY_S)
+            return parse_profile(untrusted.read(output, MAX_BYTES, Owner.DIRECTORY))
+        except OSError as error:
+            raise EvidenceError(f"py-spy has left no profile ({error.strerror})") from error
+        finally:
+            with suppress(OSError):
+                output.unlink()
+
+    def _check(self) -> None:
+        if self._mode is Stacks.OFF:
+            raise EvidenceError("stacks are off (--stacks off)")
+        if self._binary is None:
+            raise NoStacksError(
+                "py-spy was not found: install it where hangwatch runs (pip install py-spy)"
+            )
+
     async def _run(self, pid: int, flags: list[str], timeout_s: float) -> tuple[ThreadStack, ...]:
-        command = [self._binary or "", "dump", "--pid", str(pid), "--json", *flags]
+        return parse(
+            await self._call(["dump", "--pid", str(pid), "--json", *flags], timeout_s), pid
+        )
+
+    async def _call(self, arguments: list[str], timeout_s: float) -> bytes:
+        command = [self._binary or "", *arguments]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -125,7 +162,7 @@ class PySpy:
                     await asyncio.wait_for(process.wait(), timing.PY_SPY_KILLED_S)
         if process.returncode:
             raise refusal(err.decode("utf-8", "replace"), self._proc)
-        return parse(out, pid)
+        return out
 
 
 class _NoAnswerError(EvidenceError):
@@ -150,6 +187,32 @@ def parse(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
         return tuple(_thread(thread, pid) for thread in threads[:_MAX_THREADS])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EvidenceError(f"py-spy wrote what hangwatch cannot read ({error})") from error
+
+
+def parse_profile(data: bytes) -> tuple[StackSamples, ...]:
+    """Parse what ``py-spy record --format raw --threads --subprocesses`` writes.
+
+    Each record is a stack from the outermost frame on, below its thread and processes, and a count.
+    It takes more than one line if the command of a process does. What is none is left out.
+    """
+    records = _RECORD.split(data.decode("utf-8", "replace"))
+    return tuple(filter(None, map(_samples, records)))
+
+
+def _samples(record: str) -> StackSamples | None:
+    words, _, count = record.rstrip().rpartition(" ")
+    parts = words.split(";")
+    at = next((i for i in reversed(range(len(parts))) if _THREAD.match(parts[i])), -1)
+    pids = [found[1] for part in parts[: max(at, 0)] if (found := _PROCESS.match(part))]
+    thread = _THREAD.match(parts[at])
+    if thread is None or not pids or not count.isdecimal():
+        return None
+    frames = (
+        Frame(found["file"], int(found["line"] or 0), found["function"])
+        for part in reversed(parts[at + 1 :])
+        if (found := _SAMPLED_FRAME.fullmatch(part)) and not found["file"].endswith(_WRAPPERS)
+    )
+    return StackSamples(int(pids[-1]), int(thread[1]), thread[2] or "", tuple(frames), int(count))
 
 
 def is_whole(threads: tuple[ThreadStack, ...], pid: int) -> bool:

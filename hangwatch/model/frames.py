@@ -55,19 +55,13 @@ def is_user_frame(frame: Frame) -> bool:
     return frame.program or is_user_file(frame.file)
 
 
-def marked(threads: Iterable[ThreadStack], program: str) -> tuple[ThreadStack, ...]:
-    """Return the stacks of a process with its program marked (model/page.py: Identity)."""
+def marked(frames: Iterable[Frame], program: str) -> tuple[Frame, ...]:
+    """Return the frames of a process with its program marked (model/page.py: Identity)."""
     if not program:
-        return tuple(threads)
+        return tuple(frames)
     return tuple(
-        replace(
-            thread,
-            frames=tuple(
-                replace(frame, program=True) if frame.file.startswith(program) else frame
-                for frame in thread.frames
-            ),
-        )
-        for thread in threads
+        replace(frame, program=True) if frame.file.startswith(program) else frame
+        for frame in frames
     )
 
 
@@ -159,7 +153,7 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
     and else the one that is in the user's code, and at work or in torch.
     """
     main = main_thread(rank.threads, rank.pid)
-    if main is None or not _rests(main):
+    if main is None or not rests(main.frames):
         return main
     made = [record.thread for record in reversed(rank.ops) if record.thread]
     callers = set(takewhile(lambda tid: tid not in (rank.pid, main.tid), made))
@@ -169,7 +163,7 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
     others = [
         thread
         for thread in rank.threads or ()
-        if thread is not main and user_frames(thread.frames) and not _rests(thread)
+        if thread is not main and user_frames(thread.frames) and not rests(thread.frames)
     ]
     trains = [thread for thread in others if not callers or {thread.tid} == callers]
     return trains[0] if len(trains) == 1 else main
@@ -190,8 +184,8 @@ def _is_in_torch(thread: ThreadStack | None) -> bool:
     return len(inside) < len(frames) and any(map(_TORCH.search, inside))
 
 
-def _rests(thread: ThreadStack) -> bool:
-    """True if it waits by nothing but Python's own means; a data loader waits by them, too."""
-    python = (frame for frame in thread.frames if frame.file.endswith(".py"))
+def rests(frames: Iterable[Frame]) -> bool:
+    """True if a thread waits by nothing but Python's own means; a data loader does so, too."""
+    python = (frame for frame in frames if frame.file.endswith(".py"))
     inside = [frame.file for frame in takewhile(lambda frame: not is_user_frame(frame), python)]
     return bool(inside) and all(map(_RESTS.search, inside))

@@ -50,6 +50,12 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     NODE_LOST = "node_lost"
     NETWORK = "network"
+    UNEVEN_WORK = "uneven_work"
+    """The same lines as on other ranks, more of them."""
+    GARBAGE_COLLECTION = "garbage_collection"
+    CPU_CONTENTION = "cpu_contention"
+    CPU_THROTTLED = "cpu_throttled"
+    """A limit of its container on the CPU keeps it from running."""
     UNKNOWN = "unknown"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hangwatch.model.calls import Site
-from hangwatch.model.kinds import Cost
+from hangwatch.model.kinds import Cost, Reason
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
 
@@ -49,6 +49,26 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Why:
+    """What a straggler does while the others wait for it, as far as that is known."""
+
+    reason: Reason = Reason.UNKNOWN
+    site: Site | None = None
+    share: float = 0.0
+    """Share of its time at its own line: ``waits_at``, else ``site``."""
+    like: int = -1
+    """The rank that it was compared with."""
+    like_share: float = 0.0
+    """Share of that one's time there."""
+    waits_at: Site | None = None
+    """Its own line, where ``site`` is that of a data worker or of another thread."""
+    thread: str = ""
+    """Name of that thread; empty for a data worker."""
+    held: bool = False
+    """Only the time is meant for which the others waited."""
+
+
+@dataclass(frozen=True, slots=True)
 class Straggler:
     """Ranks that the others waited for, again and again, in a part of a run."""
 
@@ -58,6 +78,7 @@ class Straggler:
     since_s: float
     """Seconds since the run began."""
     until_s: float
+    why: Why = Why()
 
     @property
     def lost_s(self) -> float:

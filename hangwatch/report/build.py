@@ -63,6 +63,8 @@ def straggler_content(straggler: Straggler) -> schema.Straggler:
         "fraction": round(straggler.fraction, 3),
         "since_s": round(straggler.since_s, 1),
         "until_s": round(straggler.until_s, 1),
+        "reason": straggler.why.reason,
+        "site": _site(straggler.why.site, {}),
     }
 
 

@@ -442,6 +442,8 @@ class Straggler(TypedDict):
     since_s: float
     """Seconds since the run began."""
     until_s: float
+    reason: Annotated[str, Reason]
+    site: Site | None
 
 
 class StragglerWatch(TypedDict):

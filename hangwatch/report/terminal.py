@@ -26,9 +26,21 @@ from hangwatch.report.wording import (
     chain,
     missing_evidence,
     note_text,
+    slow_at,
+    to_be_faster,
     towards_of,
 )
-from hangwatch.text import call_name, code_location, duration, ranks_text, the_ranks, verb, words
+from hangwatch.text import (
+    call_name,
+    code_line,
+    code_location,
+    duration,
+    percent,
+    ranks_text,
+    the_ranks,
+    verb,
+    words,
+)
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
@@ -128,32 +140,34 @@ def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator
 
 
 def format_straggler(
-    straggler: Straggler, window_s: float, processes: Mapping[int, str], style: Style = PLAIN
+    straggler: Straggler, processes: Mapping[int, str], style: Style = PLAIN
 ) -> Iterator[str]:
     """The block about ranks that make a job slow; nothing hangs.
 
-    window_s: the time that they were watched. processes: by rank, where it runs.
+    processes: by rank, where it runs.
     """
-    ranks = straggler.ranks
+    ranks, why = straggler.ranks, straggler.why
     who, it = the_ranks(ranks), verb(ranks, "it", "they")
     word, share = "STRAGGLER", percent(straggler.fraction)
     yield f"hangwatch: {style.paint(word, colour_of('slow'))} ({share} of the time)"
     text = f"The other ranks wait for {who} again and again, and {it} for none of them."
     for line in _wrap(text, style.columns - 2):
         yield f"  {style.paint(line, '1')}"
+    yield from _labelled("cause", slow_at(ranks[0], why), style)
+    length = duration(straggler.until_s - straggler.since_s)
     cost = (
-        f"{share} of the last {duration(window_s)}: so much less time would have been needed if "
-        f"{who} took as long as the others"
+        f"{share} of the last {length}: so much less time would have been needed if {who} took as "
+        "long as the others"
     )
     yield from _labelled("cost", [cost], style)
     where = [f"rank {rank} is {processes[rank]}" for rank in ranks[:2] if rank in processes]
     yield from _labelled("culprit", where, style)
-    advice = (
-        f"Compare what {who} {verb(ranks, 'does', 'do')} in a step with what another rank does: a "
-        "slower data loader or disk, files or logs that only some ranks write, longer sequences, "
-        "a CPU that others use, too. `py-spy record --pid` on both shows where the time goes."
-    )
-    yield from _labelled("what to do", [advice], style)
+    if why.site is not None:
+        site = why.site
+        yield from _labelled("code", [f"{site.file}:{site.line} in {site.function}"], style)
+        if site.source:
+            yield _clip(f"{'':{_LABEL}}  > {printable(site.source)}", style.columns)
+    yield from _labelled("what to do", [to_be_faster(why)], style)
 
 
 def format_stragglers(stragglers: Stragglers, style: Style = PLAIN) -> Iterator[str]:
@@ -165,12 +179,8 @@ def format_stragglers(stragglers: Stragglers, style: Style = PLAIN) -> Iterator[
     for one in stragglers.found:
         length = duration(one.until_s - one.since_s)
         text = f"- {the_ranks(one.ranks)}: {percent(one.fraction)} of {length}"
-        yield f"  {text}, from {duration(one.since_s)} after the start on"
-
-
-def percent(fraction: float) -> str:
-    """``37 %``."""
-    return f"{fraction:.0%}".replace("%", " %")
+        at = f", at {code_line(one.why.site)}" if one.why.site else ""
+        yield f"  {text}, from {duration(one.since_s)} after the start on{at}"
 
 
 def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:

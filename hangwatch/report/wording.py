@@ -7,8 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Reason
+from hangwatch.model.report import Why
 from hangwatch.report import schema
-from hangwatch.text import call_name, code_location, fold_ranks, ranges, ranks_text, shortened
+from hangwatch.text import (
+    call_name,
+    code_line,
+    code_location,
+    fold_ranks,
+    percent,
+    ranges,
+    ranks_text,
+    shortened,
+)
 
 LEAST_S = 0.05
 """A shorter time counts as unknown: stored dumps may not say when they were taken."""
@@ -114,3 +125,74 @@ def site_label(site: schema.Site | schema.StackFrame | None, parts: int = 2) -> 
 def call_label(op: str, seq: int) -> str:
     """``all_reduce #41``."""
     return shortened(call_name(op, seq), LABEL)
+
+
+_FASTER = {
+    Reason.DATA_LOADING: (
+        "Look what its data loader reads that takes long: a slow disk or network, larger samples, "
+        "a transform. More workers (num_workers) and prefetch_factor hide what is seldom slow."
+    ),
+    Reason.CHECKPOINT_IO: (
+        "Write checkpoints beside the training (torch.distributed.checkpoint.async_save, or a copy "
+        "that another thread writes), on all ranks, or less often."
+    ),
+    Reason.GARBAGE_COLLECTION: (
+        "Turn the garbage collector off (gc.disable()) and collect on all ranks at the same step."
+    ),
+    Reason.CPU_CONTENTION: (
+        "Look what else runs on its CPUs (top, taskset -p), and whether the limit of its container "
+        "is reached (cpu.stat). Give each rank cores of its own, and no more threads than these."
+    ),
+    Reason.CPU_THROTTLED: (
+        "Raise the limit of its container or control group (cpu.max; limits.cpu in Kubernetes), or "
+        "have it start fewer threads (OMP_NUM_THREADS, num_workers)."
+    ),
+    Reason.UNEVEN_WORK: (
+        "Give all ranks as much to do: samples of one length in a batch or batches by tokens, not "
+        "by samples; layers spread evenly over stages. If the work is the same, its CPU is slower."
+    ),
+    Reason.USER_CODE: (
+        "Do it on all ranks in turn, in another thread, or less often, if other ranks do not do it."
+    ),
+}
+_COMPARE = (
+    "Compare what it does in a step with what another rank does: a slower data loader or disk, "
+    "files or logs that only some ranks write, longer sequences, a CPU that others use, too. "
+    "`py-spy record --pid` on both shows where the time goes."
+)
+
+
+def slow_at(rank: int, why: Why) -> list[str]:
+    """What the first of some stragglers does while the others wait; none where it is not known."""
+    if why.reason in _LACKS_CPU:
+        return [f"Rank {rank} {_LACKS_CPU[why.reason]}, and rank {why.like} does not."]
+    if why.site is None:
+        if why.reason is Reason.UNEVEN_WORK:
+            return [f"Rank {rank} takes longer than rank {why.like} at many lines."]
+        return []
+    at = code_line(why.waits_at or why.site)
+    text = f"Rank {rank} is at {at} for {percent(why.share)} of its time"
+    text += f", rank {why.like} for {percent(why.like_share)}"
+    if why.held:
+        text = f"While the others wait, rank {rank} is at {at}"
+    if why.waits_at is None:
+        return [f"{text}." + (" " + _DOES[why.reason] if why.reason in _DOES else "")]
+    whose = f"its thread {why.thread}" if why.thread else "a worker of its data loader"
+    return [f"{text}: it waits there for {whose}, which is at {code_line(why.site)}."]
+
+
+_LACKS_CPU = {
+    Reason.CPU_CONTENTION: "waits for a CPU",
+    Reason.CPU_THROTTLED: "waits for a CPU, since the limit of its container is reached",
+}
+_DOES = {
+    Reason.DATA_LOADING: "It waits for data there.",
+    Reason.CHECKPOINT_IO: "It writes to disk there.",
+    Reason.GARBAGE_COLLECTION: "It collects garbage there.",
+    Reason.UNEVEN_WORK: "Both do the same there, and it does more of it.",
+}
+
+
+def to_be_faster(why: Why) -> str:
+    """Advice to the owner of a straggler."""
+    return _FASTER.get(why.reason, _COMPARE)

@@ -36,6 +36,7 @@ from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
+from hangwatch.watchdog.profiles import Profiler
 from hangwatch.watchdog.stragglers import StragglerLook
 from hangwatch.watchdog.telemetry import Telemetry
 
@@ -139,10 +140,11 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     exits = Exits()
     pages = Pages(hello.run_dir, news, ended=exits.ended)
     gpus = GpuWatch(Gpus("" if hello.config.gpu else "--no-gpu"), news)
+    py_spy = PySpy(hello.config.stacks)
     gatherer = Gatherer(
         pages=pages,
         exits=exits,
-        py_spy=PySpy(hello.config.stacks),
+        py_spy=py_spy,
         news=news,
         node=node,
         commands=hello.commands,
@@ -160,7 +162,13 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         judge=judge,
         telemetry=telemetry,
         gpus=gpus,
-        stragglers=StragglerLook(hello=hello, news=news, reporter=reporter, node=node),
+        stragglers=StragglerLook(
+            hello=hello,
+            news=news,
+            reporter=reporter,
+            node=node,
+            profiler=Profiler(py_spy, hello.run_dir),
+        ),
     )
     telemetry.open()
     try:
@@ -194,6 +202,7 @@ async def _watch_to_the_end(monitor: Monitor, pipe: Supervisor) -> int:
         news.fault("conclude", f"the post-mortem of the job has failed: {error!r}", error)
     if monitor.reports_notes:
         reporter.notes(monitor.notes)
+    await monitor.stragglers.settle()
     stragglers = monitor.stragglers.conclude()
     reporter.stragglers(stragglers)
     _leave_run_file(hello, news, exit_code, monitor.notes, stragglers)

@@ -3,58 +3,92 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
 from hangwatch.efficiency.straggler_watch import Observation, SavedWatch, StragglerWatch
 from hangwatch.efficiency.stragglers import RankMoment, Ranks, active_ranks
-from hangwatch.errors import PageError
+from hangwatch.errors import EvidenceError, PageError
+from hangwatch.evidence.background import Tasks
+from hangwatch.evidence.pages.finder import Seen
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Reason
 from hangwatch.model.page import PageGroup, PageMoment, RankPage
-from hangwatch.model.report import Stragglers
+from hangwatch.model.report import Straggler, Stragglers, Why
+from hangwatch.report.wording import slow_at
 from hangwatch.run.handshake import Hello
 from hangwatch.text import duration, the_ranks
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.reporter import Reporter
+from hangwatch.watchdog.profiles import Profiled, Profiler
 
 _FUTEX = {"aarch64": 98}.get(platform.machine(), 202)
 """Number of futex(2), in which a thread sleeps that waits for another one of its process."""
 _LEAST_CPU_NS = 1_000_000
 """A thread that trains uses more within ASLEEP_S."""
+_TRIES = 4
+"""Profiles of a straggler that are taken until one shows why it is slow."""
 _KEPT = 64
 """Moments that wait for those of other ranks; a page has as many (native/page.hpp)."""
 
 
 @dataclass(slots=True)
 class Moments:
-    """Puts the moments together that the ranks of this node have noted, each for itself."""
+    """Puts the moments together that the ranks of this node have noted, each for itself.
 
-    _read: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By rank its pid, and the last moment that was read."""
-    _seen: dict[int, dict[int, PageMoment]] = field(default_factory=dict)
+    A rank misses some while it gets no CPU, which is when the others may wait for it: one between
+    two in which it is the same was as these.
+    """
+
+    _noted: dict[int, tuple[int, list[PageMoment]]] = field(default_factory=dict)
+    """By rank its pid, and the moments from the last one on that was put together."""
+    _done: int = 0
+    """Number of the last that was put together."""
 
     def read(self, look: Look) -> list[dict[int, PageMoment]]:
-        """Return the new moments that all living ranks have noted, oldest first."""
-        for rank in look.waiting:
-            seen = look.seen[rank]
-            pid = seen.light.identity.pid
-            before, last = self._read.get(rank, (pid, 0))
-            try:
-                moments = seen.page.moments(last if before == pid else 0)
-            except PageError:
-                continue
-            for moment in moments:
-                self._seen.setdefault(moment.number, {})[rank] = moment
-                self._read[rank] = pid, moment.number
-        complete = sorted(
-            n for n, ranks in self._seen.items() if ranks.keys() == look.waiting.keys()
-        )
-        known = [self._seen.pop(number) for number in complete]
-        oldest = max(self._seen, default=0) - _KEPT
-        self._seen = {n: ranks for n, ranks in self._seen.items() if n > oldest}
+        """Return the new moments that are known of all living ranks, oldest first."""
+        ranks = [self._read(rank, look.seen[rank]) for rank in look.waiting]
+        last = min((noted[-1].number if noted else 0 for noted in ranks), default=0)
+        numbers = {one.number for noted in ranks for one in noted}
+        known = []
+        for number in sorted(n for n in numbers if self._done < n <= last):
+            at = [_at(noted, number) for noted in ranks]
+            whole = [one for one in at if one is not None]
+            if len(whole) == len(ranks):
+                known.append(dict(zip(look.waiting, whole, strict=True)))
+        self._done = max(self._done, last)
+        for noted in ranks:
+            del noted[: max(bisect_right(noted, last, key=_number) - 1, len(noted) - _KEPT, 0)]
         return known
+
+    def _read(self, rank: int, seen: Seen) -> list[PageMoment]:
+        """The moments of a rank, with those that are new."""
+        pid = seen.light.identity.pid
+        before, noted = self._noted.get(rank, (pid, []))
+        if before != pid:
+            noted = []
+        with suppress(PageError):
+            noted += seen.page.moments(noted[-1].number if noted else 0)
+        self._noted[rank] = pid, noted
+        return noted
+
+
+def _number(moment: PageMoment) -> int:
+    return moment.number
+
+
+def _at(noted: list[PageMoment], number: int) -> PageMoment | None:
+    """A rank at a moment, None where that is not known."""
+    index = bisect_left(noted, number, key=_number)
+    if index == len(noted) or noted[index].number == number:
+        return noted[index] if index < len(noted) else None
+    before, after = noted[index - 1] if index else None, noted[index]
+    same = before and (before.call, before.groups) == (after.call, after.groups)
+    return after._replace(number=number) if same else None
 
 
 def rank_moments(
@@ -85,10 +119,16 @@ class StragglerLook:
     news: News
     reporter: Reporter
     node: str
+    profiler: Profiler
     unknown: str = "the ranks have noted no moments; the native recorder does"
     """Why nothing is known of the last moments."""
     watch: StragglerWatch = field(init=False)
     _moments: Moments = field(default_factory=Moments)
+    _telling: Tasks = field(init=False)
+    _tries: int = 0
+    """Profiles that may be taken yet to explain the current ones."""
+    _threads: dict[int, int] = field(default_factory=dict)
+    """By rank the thread that trains, as of the last moment."""
     _before: dict[int, PageMoment] = field(default_factory=dict)
     """By rank a moment that its use of the CPU is compared with."""
     _asleep: dict[int, bool] = field(default_factory=dict)
@@ -96,6 +136,7 @@ class StragglerLook:
 
     def __post_init__(self) -> None:
         self.watch = StragglerWatch(self.hello.config.straggler_window_s)
+        self._telling = Tasks(self._failed)
 
     def look(self, look: Look, *, stuck: bool) -> None:
         """Read what is new. stuck: a verdict says why the job makes no progress. Never raises."""
@@ -109,10 +150,16 @@ class StragglerLook:
 
     def restarted(self) -> None:
         """Forget the ranks, which the launcher has replaced."""
+        self._telling.cancel()
         self.watch.forget()
         self._moments = Moments()
         self._before.clear()
         self._asleep.clear()
+
+    async def settle(self) -> None:
+        """Wait until what was found is told: a profile ends with its processes."""
+        await self._telling.settle(timing.PROFILE_ENDS_S)
+        self._telling.cancel()
 
     def conclude(self) -> Stragglers:
         """Return those of the whole run, which is over."""
@@ -143,6 +190,7 @@ class StragglerLook:
         self.unknown = self._not_comparable(look, pages, moments[-1])
         if self.unknown:
             return
+        self._threads = {rank: at.thread for rank, at in moments[-1].items()}
         groups, members = _groups(pages)
         for moment in moments:
             at_s = (min(at.at_ns for at in moment.values()) - self.hello.started_ns) / 1e9
@@ -156,18 +204,66 @@ class StragglerLook:
         self, pages: Mapping[int, RankPage], at_s: float, members: Mapping[int, Ranks]
     ) -> None:
         straggler = self.watch.assess(at_s, members)
+        current = self.watch.current
         if straggler is None:
-            return
-        if straggler == self.watch.current:
-            processes = {
-                rank: f"process {page.identity.pid} on {self.node}" for rank, page in pages.items()
-            }
-            window_s = straggler.until_s - straggler.since_s
-            self.reporter.straggler(straggler, window_s, processes)
-            return
-        who = the_ranks(straggler.ranks)
-        lost = duration(straggler.lost_s)
-        self.news.say(f"the job no longer waits for {who}, which has cost it {lost}")
+            if current and self._tries and self.watch.held_s(current.ranks) >= timing.HELD_S:
+                self._tries -= 1
+                self._telling.start(self._tell_later(current, dict(pages)))
+        elif straggler == current:
+            self._tries = _TRIES
+            self._telling.start(self._tell(straggler, dict(pages)))
+        else:
+            self._tries = 0
+            who = the_ranks(straggler.ranks)
+            lost = duration(straggler.lost_s)
+            self.news.say(f"the job no longer waits for {who}, which has cost it {lost}")
+
+    async def _tell(self, straggler: Straggler, pages: Mapping[int, RankPage]) -> None:
+        """Announce a straggler, with what it does while the others wait."""
+        waits = [1 - self.watch.active_share(rank) for rank in _compared(straggler)]
+        why = await self._why(straggler, pages, waits, straggler.fraction, timing.PROFILE_S)
+        found = self.watch.explain(straggler.ranks, why) or replace(straggler, why=why)
+        processes = {
+            rank: f"process {page.identity.pid} on {self.node}" for rank, page in pages.items()
+        }
+        self.reporter.straggler(found, processes)
+
+    async def _tell_later(self, straggler: Straggler, pages: Mapping[int, RankPage]) -> None:
+        """Say why a straggler is one that is seldom late, and so has shown nothing else yet."""
+        why = await self._why(straggler, pages, (0.0, 1.0), 1.0, timing.HELD_PROFILE_S)
+        found = self.watch.explain(straggler.ranks, replace(why, held=True))
+        if found is not None:
+            for text in slow_at(straggler.ranks[0], found.why):
+                self.news.say(text)
+
+    async def _why(
+        self,
+        straggler: Straggler,
+        pages: Mapping[int, RankPage],
+        waits: Sequence[float],
+        cost: float,
+        seconds: int,
+    ) -> Why:
+        """Profile a straggler and the rank that it is compared with.
+
+        waits: as Profile.waits, of both. cost: share of these seconds that it costs.
+        """
+        slow, like = (
+            Profiled(pages[rank], self._threads.get(rank, 0), share)
+            for rank, share in zip(_compared(straggler), waits, strict=True)
+        )
+        tries, self._tries = self._tries, 0
+        try:
+            why = await self.profiler.why(slow, like, cost, seconds)
+        except EvidenceError as error:
+            self.news.debug(f"no profile of {the_ranks(straggler.ranks)}: {error}")
+            return straggler.why
+        if why.reason is Reason.UNKNOWN:
+            self._tries = tries
+        return why
+
+    def _failed(self, error: BaseException) -> None:
+        self.news.fault("stragglers", f"a straggler is not told: {error!r}", error, quiet=True)
 
     def _not_comparable(
         self, look: Look, pages: Mapping[int, RankPage], moment: Mapping[int, PageMoment]
@@ -199,6 +295,11 @@ class StragglerLook:
                 self._before[rank] = at
                 self._asleep[rank] = at.cpu_ns - before.cpu_ns < _LEAST_CPU_NS
         return all(self._asleep.get(rank, False) for rank in moment)
+
+
+def _compared(straggler: Straggler) -> tuple[int, int]:
+    """The rank of a straggler that is profiled, and the one that it is compared with."""
+    return straggler.ranks[0], straggler.why.like
 
 
 def _not_counted(page: RankPage) -> str:

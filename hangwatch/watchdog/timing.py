@@ -157,6 +157,13 @@ GPU_DEVICES_S = 5.0
 
 # --- Stragglers (stragglers.py) ---
 
+PROFILE_S = 5
+"""What a straggler and another rank do is sampled for so long, in whole seconds."""
+HELD_S = 1.0
+"""A straggler that all have waited for for so long is sampled if nothing else shows why."""
+HELD_PROFILE_S = 1
+PROFILE_ENDS_S = 2.0
+"""For a profile whose processes have ended."""
 IN_USE_S = 60.0
 """A group in which nothing was issued for so long need not be compared."""
 ASLEEP_S = 10.0

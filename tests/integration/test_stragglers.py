@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
+from control_groups import CPU, control_group, takes_root
 from harness import PROGRAMS, RECORDED, watch
 from waiting import NoAnswerError
 
@@ -18,21 +20,23 @@ HEALTHY_S = 12
 SLOW_S = 30
 RECOVERS_S = 45
 WITH = {
-    "one_late": (2,),
-    "two_late": (1, 2),
-    "first_writes": (0,),
-    "collects": (1,),
-    "longer": (1,),
-    "workers": (1,),
-    "feeds": (1,),
-    "tensor_parallel": (3,),
-    "pipeline": (2,),
-    "local_sgd": (1,),
-    "sharded": (2,),
-    "checkpoints": (0,),
-    "recovers": (1,),
+    "one_late": ((2,), "user_code", "work(ms)"),
+    "two_late": ((1, 2), "user_code", "work(ms)"),
+    "first_writes": ((0,), "checkpoint_io", "os.fsync(file.fileno())"),
+    "shares_a_core": ((1,), "cpu_contention", None),
+    "throttled": ((1,), "cpu_throttled", None),
+    "collects": ((1,), "garbage_collection", "gc.collect()"),
+    "longer": ((1,), "uneven_work", "matrix = torch.tanh"),
+    "workers": ((1,), "data_loading", "time.sleep"),
+    "feeds": ((1,), "user_code", "work(ms)"),
+    "tensor_parallel": ((3,), "user_code", "work(ms)"),
+    "pipeline": ((2,), "user_code", "work(ms)"),
+    "local_sgd": ((1,), "user_code", "work(ms)"),
+    "sharded": ((2,), "user_code", "work(ms)"),
+    "checkpoints": ((0,), "user_code", "work(ms)"),
+    "recovers": ((1,), "user_code", "work(ms)"),
 }
-"""Kinds of the program, and the ranks that are slow."""
+"""Kinds of the program: the ranks that are slow, why, and at which line, if one is told."""
 ONE_AFTER_THE_OTHER = ("pipeline",)
 """Some ranks wait in any turn of these, so that the cost is known from below only."""
 WITHOUT = ("by_turns", "by_chance", "all_alike", "evaluates", "hidden", "compiles_once")
@@ -46,12 +50,15 @@ pytestmark = [
 
 
 def run(kind: str) -> Result:
-    return watch(
-        PROGRAM,
-        f"--straggler-window={WINDOW_S}",
-        arguments=(kind, str(HEALTHY_S), str(RECOVERS_S if kind == "recovers" else SLOW_S)),
-        nproc=4,
-    )
+    slow_s = RECOVERS_S if kind == "recovers" else SLOW_S
+    with control_group(CPU, 10_000) if kind == "throttled" else nullcontext() as limited:
+        return watch(
+            PROGRAM,
+            f"--straggler-window={WINDOW_S}",
+            arguments=(kind, str(HEALTHY_S), str(slow_s)),
+            env={"LIMITED": str(limited)},
+            nproc=4,
+        )
 
 
 def turns_ms(result: Result) -> tuple[float, float]:
@@ -63,15 +70,12 @@ def turns_ms(result: Result) -> tuple[float, float]:
     return healthy, slow
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, marks=() if kind in ("one_late", "tensor_parallel") else pytest.mark.campaign
-        )
-        for kind in WITH
-    ],
-)
+def marks(kind: str) -> list[pytest.MarkDecorator]:
+    own = [] if kind in ("one_late", "tensor_parallel") else [pytest.mark.campaign]
+    return [*own, takes_root] if kind == "throttled" else own
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in WITH])
 def test_the_slow_ranks_are_named_with_what_they_cost(kind: str) -> None:
     result = run(kind)
     assert result.exit_code == 0
@@ -82,7 +86,13 @@ def test_the_slow_ranks_are_named_with_what_they_cost(kind: str) -> None:
     found = result.run["stragglers"]
     if not found:
         raise NoAnswerError(f"no straggler was told of {kind}")
-    assert [one["ranks"] for one in found] == [list(WITH[kind])]
+    ranks, reason, line = WITH[kind]
+    assert [one["ranks"] for one in found] == [list(ranks)]
+    assert found[0]["reason"] == reason
+    site = found[0]["site"]
+    assert (line is None) == (site is None)
+    if line is not None and site is not None:
+        assert line in (site["source"] or "")
     cost = 1 - healthy_ms / slow_ms
     if kind in ONE_AFTER_THE_OTHER:
         assert 0.05 <= found[0]["fraction"] < cost + TOLERANCE

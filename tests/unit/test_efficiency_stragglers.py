@@ -13,6 +13,8 @@ from hangwatch.efficiency.stragglers import (
     stragglers_of,
     without_longest_wait,
 )
+from hangwatch.model.kinds import Reason
+from hangwatch.model.report import Why
 
 WORLD = {0: (0, 1, 2)}
 S = 20.0
@@ -150,6 +152,28 @@ class TestAWatch:
         assert over_s < 100 + 2 * S
         assert watch.current is None
         assert [one.ranks for one in watch.told] == [(1,)]
+
+    def test_its_reason_stays_with_it(self) -> None:
+        watch = StragglerWatch(S)
+        assert watch.explain((1,), Why(Reason.DATA_LOADING)) is None
+        self.fill(watch, 0, 100, self.all_, frozen(1))
+        assert watch.explain((2,), Why(Reason.DATA_LOADING)) is None
+        assert watch.explain((1,), Why(Reason.DATA_LOADING)) == watch.current
+        self.fill(watch, 100, 300, self.all_)
+        assert [one.why.reason for one in watch.told] == [Reason.DATA_LOADING]
+
+    def test_how_long_all_have_waited(self) -> None:
+        watch = StragglerWatch(S)
+        assert watch.held_s((1,)) == 0.0
+        self.fill(watch, 0, 100, self.all_, frozen(1))
+        assert watch.active_share(1) == 1.0
+        assert watch.active_share(0) == pytest.approx(0.5, abs=0.01)
+        self.fill(watch, 100, 102, frozen(1))
+        assert watch.held_s((1,)) == pytest.approx(2.0)
+        assert watch.held_s((0, 1)) == pytest.approx(2.0)
+        assert watch.held_s((0,)) == 0.0
+        self.fill(watch, 102, 103, frozen())
+        assert watch.held_s((1,)) == 0.0
 
     def test_its_cost_is_that_of_its_own_time(self) -> None:
         watch = StragglerWatch(S)

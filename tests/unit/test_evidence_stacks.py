@@ -16,7 +16,16 @@ from waiting import in_time, until
 
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence.processes import command_line, read_stat
-from hangwatch.evidence.stacks import NoStacksError, PySpy, is_whole, parse, refusal
+from hangwatch.evidence.stacks import (
+    RATE_HZ,
+    NoStacksError,
+    PySpy,
+    is_whole,
+    parse,
+    parse_profile,
+    refusal,
+)
+from hangwatch.model.profile import StackSamples
 from hangwatch.model.snapshot import Frame, ThreadStack
 from hangwatch.settings.config import Stacks
 
@@ -98,6 +107,60 @@ def test_a_rank_whose_native_code_holds_the_gil_is_read_and_shown_so() -> None:
         (thread,) = dump(PySpy(Stacks.PYTHON), pid)
     assert thread.owns_gil
     assert thread.frames[0].line == 3
+
+
+def record(spy: PySpy, pid: int, directory: Path) -> tuple[StackSamples, ...]:
+    return asyncio.run(spy.record(pid, 1, directory))
+
+
+def test_a_process_is_sampled_with_its_children_and_runs_on(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "def works():\n"
+        "    print(1, flush=True)\n"
+        "    time.sleep(600)\n"
+        "works()\n"
+    )
+    with program(code) as pid:
+        samples = record(PySpy(Stacks.PYTHON), pid, tmp_path)
+        assert state_of(pid) == "S"
+        (main,) = (one for one in samples if one.pid == pid)
+        children = {one.pid for one in samples} - {pid}
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    assert (main.tid, main.thread) == (pid, "MainThread")
+    assert [frame.function for frame in main.frames] == ["works", "<module>"]
+    assert main.frames[0].line == 5
+    assert 0 < main.count <= RATE_HZ + 1
+    assert len(children) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_that_cannot_be_taken_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="--stacks off"):
+        record(PySpy(Stacks.OFF), os.getpid(), tmp_path)
+    with pytest.raises(EvidenceError):
+        record(PySpy(Stacks.PYTHON), 2**22, tmp_path)
+    silent = script(tmp_path / "silent", "exit 0")
+    with pytest.raises(EvidenceError, match="left no profile"):
+        record(PySpy(Stacks.PYTHON, binary=silent), 1, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["silent"]
+
+
+def test_a_profile_is_read_line_by_line() -> None:
+    text = (
+        'process 7:"python -c a;b";thread (7): MainThread;<module> (/t.py:3);f (/x (1).py:9) 12\n'
+        'process 7:"x";process 8:"python w.py";thread (9): Thread-1 (run);g (<string>:1) 3\n'
+        'process 7:"x";thread (7): M;f (/t.py:1) many\n'
+        'process 7:"a command\n'
+        'with line breaks\n";thread (7);<module> (/t.py:3) 1\n'
+    )
+    first, second, third = parse_profile(text.encode())
+    frames = (Frame("/x (1).py", 9, "f"), Frame("/t.py", 3, "<module>"))
+    assert first == StackSamples(7, 7, "MainThread", frames, 12)
+    assert second == StackSamples(8, 9, "Thread-1 (run)", (Frame("<string>", 1, "g"),), 3)
+    assert third == StackSamples(7, 7, "", (Frame("/t.py", 3, "<module>"),), 1)
 
 
 def test_stacks_can_be_off() -> None:

@@ -28,8 +28,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "habits", "inject"),
     ),
     "evidence": (
-        *("timing", "flight", "gpu", "background", "processes", "sockets", "ras", "exits"),
-        *("stacks", "sources", "environment", "pages", "snapshot", "local_ranks"),
+        *("timing", "flight", "gpu", "background", "processes", "sockets", "ras", "cgroups"),
+        *("exits", "stacks", "sources", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": (
         "timing",
@@ -43,8 +43,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
         "verdict",
     ),
     "watchdog": (
-        *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "stragglers"),
-        *("telemetry", "monitor", "daemon", "__main__"),
+        *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "profiles"),
+        *("stragglers", "telemetry", "monitor", "daemon", "__main__"),
     ),
     "commands": ("timing", "runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }

@@ -125,7 +125,16 @@ def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
         "incidents": ["incident-001"],
         "lost": ["something"],
         "notes": [],
-        "stragglers": [{"ranks": [2], "fraction": 0.333, "since_s": 1.0, "until_s": 31.0}],
+        "stragglers": [
+            {
+                "ranks": [2],
+                "fraction": 0.333,
+                "since_s": 1.0,
+                "until_s": 31.0,
+                "reason": "unknown",
+                "site": None,
+            }
+        ],
         "straggler_watch": {"measured_s": 30.0, "unknown": None},
     }
 

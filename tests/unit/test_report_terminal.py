@@ -13,7 +13,7 @@ from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 from hangwatch.efficiency import Finding, note_of
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
-from hangwatch.model.report import Straggler, Stragglers
+from hangwatch.model.report import Straggler, Stragglers, Why
 from hangwatch.model.verdict import OK, RootCause, Verdict, Wait
 from hangwatch.report.build import build_report
 from hangwatch.report.terminal import (
@@ -243,25 +243,86 @@ def test_costly_mistakes_stand_in_a_block_of_their_own_at_the_end() -> None:
 def test_stragglers_are_told_with_what_they_cost() -> None:
     straggler = Straggler((2, 5), 0.344, 30.0, 120.0)
     where = {2: "process 71 on node-a", 5: "process 74 on node-a", 6: "process 75 on node-a"}
-    assert list(format_straggler(straggler, 90.0, where, Style(90))) == [
+    assert list(format_straggler(straggler, where, Style(90))) == [
         "hangwatch: STRAGGLER (34 % of the time)",
         "  The other ranks wait for ranks 2 and 5 again and again, and they for none of them.",
         "  cost       34 % of the last 90 s: so much less time would have been needed if ranks 2",
         "             and 5 took as long as the others",
         "  culprit    rank 2 is process 71 on node-a",
         "             rank 5 is process 74 on node-a",
-        "  what to do Compare what ranks 2 and 5 do in a step with what another rank does: a",
-        "             slower data loader or disk, files or logs that only some ranks write,",
-        "             longer sequences, a CPU that others use, too. `py-spy record --pid` on both",
-        "             shows where the time goes.",
+        "  what to do Compare what it does in a step with what another rank does: a slower data",
+        "             loader or disk, files or logs that only some ranks write, longer sequences,",
+        "             a CPU that others use, too. `py-spy record --pid` on both shows where the",
+        "             time goes.",
     ]
 
 
+TRAIN_LINE = Site("/home/ada/train.py", 12, "step", "read(batch)")
+READ_LINE = Site("/home/ada/data.py", 9, "read", "file.read()")
+
+
+@pytest.mark.parametrize(
+    ("why", "cause", "advice"),
+    [
+        (
+            Why(Reason.USER_CODE, TRAIN_LINE, 0.55, 0, 0.0),
+            "Rank 2 is at train.py:12 for 55 % of its time, rank 0 for 0 %.",
+            "Do it on all ranks in turn",
+        ),
+        (
+            Why(Reason.UNEVEN_WORK, TRAIN_LINE, 0.7, 0, 0.2),
+            "rank 0 for 20 %. Both do the same there, and it does more of it.",
+            "Give all ranks as much to do",
+        ),
+        (
+            Why(Reason.UNEVEN_WORK, like=0),
+            "Rank 2 takes longer than rank 0 at many lines.",
+            "Give all ranks as much to do",
+        ),
+        (
+            Why(Reason.DATA_LOADING, READ_LINE, 0.8, 0, 0.1, TRAIN_LINE),
+            "it waits there for a worker of its data loader, which is at data.py:9.",
+            "Look what its data loader reads",
+        ),
+        (
+            Why(Reason.USER_CODE, READ_LINE, 0.8, 0, 0.1, TRAIN_LINE, "reader"),
+            "it waits there for its thread reader, which is at data.py:9.",
+            "Do it on all ranks in turn",
+        ),
+        (
+            Why(Reason.CPU_CONTENTION, like=0),
+            "Rank 2 waits for a CPU, and rank 0 does not.",
+            "Look what else runs on its CPUs",
+        ),
+        (
+            Why(Reason.CPU_THROTTLED, like=0),
+            "Rank 2 waits for a CPU, since the limit of its container is reached, and rank 0",
+            "Raise the limit of its container",
+        ),
+        (
+            Why(Reason.CHECKPOINT_IO, TRAIN_LINE, 1.0, 0, 0.0, held=True),
+            "While the others wait, rank 2 is at train.py:12. It writes to disk there.",
+            "Write checkpoints beside the training",
+        ),
+    ],
+)
+def test_the_cause_of_a_straggler_is_told_with_what_to_do(
+    why: Why, cause: str, advice: str
+) -> None:
+    straggler = Straggler((2,), 0.344, 30.0, 120.0, why)
+    block = list(format_straggler(straggler, {}))
+    text = " ".join(" ".join(block).split())
+    assert cause in text
+    assert f"what to do {advice}" in text
+    assert (f"{why.site.file}:{why.site.line} in" in text) if why.site else ("code" not in text)
+
+
 def test_the_end_of_a_run_sums_up_what_stragglers_have_cost() -> None:
-    found = (Straggler((2,), 0.5, 30.0, 90.0), Straggler((0, 1), 0.1, 100.0, 400.0))
+    reads = Why(Reason.USER_CODE, READ_LINE, 0.8, 0, 0.1, TRAIN_LINE, "reader")
+    found = (Straggler((2,), 0.5, 30.0, 90.0, reads), Straggler((0, 1), 0.1, 100.0, 400.0))
     assert list(format_stragglers(Stragglers(found, 400.0))) == [
         "hangwatch: stragglers have cost this run 60 s",
-        "  - rank 2: 50 % of 60 s, from 30 s after the start on",
+        "  - rank 2: 50 % of 60 s, from 30 s after the start on, at data.py:9",
         "  - ranks 0 and 1: 10 % of 5 min, from 100 s after the start on",
     ]
     assert list(format_stragglers(Stragglers())) == []

@@ -17,7 +17,7 @@ from hangwatch.agent.call_site import (
     started,
 )
 from hangwatch.model.frames import is_user_file, is_user_frame, marked
-from hangwatch.model.snapshot import Frame, ThreadStack
+from hangwatch.model.snapshot import Frame
 
 if TYPE_CHECKING:
     from recording import Recording
@@ -60,8 +60,8 @@ def test_all_three_know_whose_a_file_is(
     *, recording: Recording, file: str, program: str, users: bool
 ) -> None:
     assert is_user_file(file, program) is users
-    (thread,) = marked([ThreadStack("MainThread", 1, True, False, (Frame(file, 1, "f"),))], program)  # noqa: FBT003
-    assert is_user_frame(thread.frames[0]) is users
+    (frame,) = marked([Frame(file, 1, "f")], program)
+    assert is_user_frame(frame) is users
     prefixes = Prefixes((LIBRARY, PYTHON), [program] if program else [])
     assert is_internal(file, prefixes) is not users
     recording.set_prefixes(*prefixes.internal, __file__, program=prefixes.program)

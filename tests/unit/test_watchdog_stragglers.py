@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -10,10 +11,13 @@ import pytest
 from made_hello import hello
 from made_pages import WORLD, group, page
 
-from hangwatch.errors import PageError
+from hangwatch.errors import EvidenceError, PageError
 from hangwatch.evidence.pages.finder import OpenPage, Seen
 from hangwatch.evidence.pages.look import Look, Waiting
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Reason
 from hangwatch.model.page import PageMoment, RankPage
+from hangwatch.model.report import Why
 from hangwatch.settings.config import Config
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.stragglers import Moments, StragglerLook, rank_moments
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hangwatch.console import News
+    from hangwatch.watchdog.profiles import Profiled, Profiler
 
 pytest_plugins = ["said_news"]
 
@@ -29,6 +34,7 @@ S = 1_000_000_000
 WINDOW_S = 10
 FUTEX = 202
 RUNNING = -2
+LINE = Site("/home/ada/train.py", 12, "main")
 
 
 def moment(number: int, issued: int = 3, **changes: Any) -> PageMoment:
@@ -92,12 +98,35 @@ class Job:
             made.noted.append(one)
 
 
+@dataclass
+class MadeProfiler:
+    """Finds one reason after the other; without any, as if there were no py-spy."""
+
+    found: list[Why] = field(default_factory=list)
+    asked: list[tuple[float, float, float]] = field(default_factory=list)
+    """The cost, and the shares of time for which the straggler and the other one waited."""
+
+    async def why(self, slow: Profiled, like: Profiled, cost: float, _: int) -> Why:
+        self.asked.append((cost, slow.waits, like.waits))
+        if not self.found:
+            raise EvidenceError("py-spy was not found")
+        assert (slow.page.identity.rank, like.page.identity.rank) == (1, 0)
+        assert (slow.thread, like.thread) == (7, 7)
+        return self.found.pop(0)
+
+
 @pytest.fixture
 def look(tmp_path: Path, news: News, said: Path) -> StragglerLook:
     config = Config(straggler_window_s=WINDOW_S)
     fd = os.open(said, os.O_WRONLY | os.O_APPEND)
     reporter = Reporter(None, news, "", fd)
-    return StragglerLook(hello=hello(tmp_path, config), news=news, reporter=reporter, node="node-a")
+    return StragglerLook(
+        hello=hello(tmp_path, config),
+        news=news,
+        reporter=reporter,
+        node="node-a",
+        profiler=cast("Profiler", MadeProfiler()),
+    )
 
 
 def slow_second_rank(job: Job, numbers: range) -> None:
@@ -112,12 +141,23 @@ def slow_second_rank(job: Job, numbers: range) -> None:
 class TestMoments:
     def test_those_that_all_ranks_have_noted_are_put_together(self) -> None:
         job, moments = Job(), Moments()
-        job.pages[0].noted = [moment(1), moment(2), moment(4)]
+        job.pages[0].noted = [moment(1), moment(2), moment(4, 5)]
         job.pages[1].noted = [moment(2), moment(3)]
         assert moments.read(job.look()) == [{0: moment(2), 1: moment(2)}]
         job.pages[1].noted.append(moment(4))
-        assert moments.read(job.look()) == [{0: moment(4), 1: moment(4)}]
+        assert moments.read(job.look()) == [{0: moment(4, 5), 1: moment(4)}]
         assert moments.read(job.look()) == []
+
+    def test_a_rank_that_gets_no_cpu_is_what_it_is_before_and_after(self) -> None:
+        job, moments = Job(), Moments()
+        job.pages[0].noted = [waits(number) for number in range(1, 9)]
+        job.pages[1].noted = [moment(1), moment(3), moment(5, 4), waits(7, 4)]
+        known = moments.read(job.look())
+        assert [ranks[0].number for ranks in known] == [1, 2, 3, 5, 7]
+        assert known[1][1] == moment(3)._replace(number=2)
+        job.pages[1].noted.append(waits(9, 4))
+        job.pages[0].noted.append(moment(9, 4))
+        assert [ranks[1].groups for ranks in moments.read(job.look())] == [waits(8).groups] * 2
 
     def test_a_rank_that_has_ended_is_not_waited_for(self) -> None:
         job, moments = Job(), Moments()
@@ -158,11 +198,25 @@ def test_what_a_rank_does_at_a_moment() -> None:
     assert (ranks[3].idle, ranks[3].peer) == (False, -1)  # it reads a file
 
 
-def test_a_straggler_is_told_and_stands_in_the_account(look: StragglerLook, said: Path) -> None:
-    job = Job()
-    for second in range(40):
-        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+def look_at(look: StragglerLook, job: Job) -> None:
+    """Look once, and wait until what was found is told."""
+
+    async def looked() -> None:
         look.look(job.look(), stuck=False)
+        await look.settle()
+
+    asyncio.run(looked())
+
+
+def watch(look: StragglerLook, job: Job, seconds: int) -> None:
+    """Look at rank 1 being slow, once a second."""
+    for second in range(seconds):
+        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+        look_at(look, job)
+
+
+def test_a_straggler_is_told_and_stands_in_the_account(look: StragglerLook, said: Path) -> None:
+    watch(look, Job(), 40)
     text = " ".join(said.read_text().split())
     assert text.count("STRAGGLER") == 1
     assert "STRAGGLER (50 % of the time) The other ranks wait for rank 1 again and again" in text
@@ -173,6 +227,47 @@ def test_a_straggler_is_told_and_stands_in_the_account(look: StragglerLook, said
     assert straggler.fraction == pytest.approx(0.5, abs=0.02)
     assert account.measured_s == pytest.approx(40, abs=1)
     assert account.unknown == ""
+
+
+def test_it_is_told_with_its_reason(look: StragglerLook, said: Path) -> None:
+    profiler = cast("MadeProfiler", look.profiler)
+    profiler.found = [Why(Reason.USER_CODE, LINE, 0.75, 0, 0.0)]
+    watch(look, Job(), 40)
+    text = " ".join(said.read_text().split())
+    assert "cause Rank 1 is at train.py:12 for 75 % of its time, rank 0 for 0 %." in text
+    assert "code /home/ada/train.py:12 in main" in text
+    assert profiler.asked == [pytest.approx((0.5, 0.0, 0.5), abs=0.05)]
+    (straggler,) = look.conclude().found
+    assert (straggler.why.reason, straggler.why.site) == (Reason.USER_CODE, LINE)
+
+
+def test_one_that_is_seldom_late_is_told_why_once_it_is(look: StragglerLook, said: Path) -> None:
+    profiler = cast("MadeProfiler", look.profiler)
+    profiler.found = [Why(like=0), Why(like=0), Why(Reason.CHECKPOINT_IO, LINE, 1.0, 0, 0.0)]
+    job = Job()
+    watch(look, job, 20)
+    text = " ".join(said.read_text().split())
+    assert "STRAGGLER" in text
+    assert "cause" not in text
+    for first in (201, 221):  # it has not been late for as long at the beginning
+        for number in range(first, first + 20):
+            job.note(waits(number), moment(number))
+        look_at(look, job)
+    text = " ".join(said.read_text().split())
+    assert "While the others wait, rank 1 is at train.py:12. It writes to disk there." in text
+    assert profiler.asked[1:] == [(1.0, 0.0, 1.0)] * 2
+    (straggler,) = look.conclude().found
+    assert straggler.why.reason is Reason.CHECKPOINT_IO
+
+
+def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said: Path) -> None:
+    job = Job()
+    watch(look, job, 20)
+    for number in range(201, 221):
+        job.note(waits(number), moment(number))
+    look_at(look, job)
+    assert said.read_text().count("STRAGGLER") == 1
+    assert len(cast("MadeProfiler", look.profiler).asked) == 1
 
 
 def test_nothing_is_told_of_a_job_that_is_stuck(look: StragglerLook, said: Path) -> None:
@@ -260,10 +355,7 @@ def test_a_fault_of_ours_is_no_end_of_the_watch(look: StragglerLook, news: News)
 
 
 def test_ranks_that_were_restarted_begin_anew(look: StragglerLook) -> None:
-    job = Job()
-    for second in range(30):
-        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
-        look.look(job.look(), stuck=False)
+    watch(look, Job(), 30)
     assert look.watch.export().current is not None
     look.restarted()
     assert look.watch.export().current is None

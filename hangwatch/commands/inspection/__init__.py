@@ -288,5 +288,7 @@ async def _sources(
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     oldest = min((process.start_ticks for process in processes), default=0)
     started_at = time.time() - (uptime_s - oldest / _TICKS)
-    texts, _ = await sources.read_in_time(snapshots, started_at, timing.INSPECT_SOURCES_S)
+    texts, _ = await sources.read_in_time(
+        sources.files_of(snapshots), started_at, timing.INSPECT_SOURCES_S
+    )
     return texts

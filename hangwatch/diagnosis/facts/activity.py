@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 from hangwatch.diagnosis import timing
 from hangwatch.diagnosis.facts.blocked import Blocked
@@ -40,6 +41,9 @@ _STORE_CALL = {"_store_based_barrier", "store_based_barrier"}
 _STORE_LINE = re.compile(r"store\w*\.(?:wait|get|multi_get|compare_set|barrier)\(", re.IGNORECASE)
 _DEBUGGER = re.compile(r"/(?:pdb|bdb)\.py$|/(?:debugpy|pydevd|ipdb|pudb|_pydevd_bundle)/")
 _IN_C10D = re.compile(r"/torch/distributed/(?!checkpoint/|elastic/|launcher/|run\.py|rpc/)")
+_OPS = re.compile(r"/torch/_(?:ops|library/)[^/]*\.py$|/torch/utils/_contextlib\.py$")
+"""How a call of an operator looks, whatever it does."""
+_AUTOGRAD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _MAY_WAIT = re.compile(
     r"/torch/autograd/(?:graph|function|__init__)\.py$|/torch/_tensor\.py$|/torch/_ops\.py$"
     r"|/torch/nn/parallel/distributed\.py$|/torch/_(?:functorch|inductor|dynamo)/"
@@ -47,6 +51,7 @@ _MAY_WAIT = re.compile(
     r"|/torch/_library/|/torch/utils/_device\.py$|/torch/fx/"
 )
 _SYNC_LINE = re.compile(r"\.(?:item|cpu|tolist|numpy|wait|synchronize|wait_tensor)\(")
+_WAIT_LINE = re.compile(r"\.wait(?:_tensor)?\(")
 _FROZEN_WCHAN = ("do_freezer_trap", "__refrigerator", "do_signal_stop")
 
 
@@ -233,17 +238,43 @@ def _waiting_outside(
     rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
 ) -> Activity | None:
     """It waits for data, a file or the store: its calls say more than the holder of the GIL."""
+    reason = reason_by_frames(frames, site)
+    if reason is Reason.DATA_LOADING:
+        worker, worker_site = _stuck_worker(rank.children, sources)
+        return Activity(reason, worker_site or site, worker, worker_site)
+    return Activity(reason, site) if reason is not None else None
+
+
+def reason_by_frames(frames: Sequence[Frame], site: Site | None) -> Reason | None:
+    """What a stack that is at a site waits for: data, a file, or a key of the store."""
     text = (site.source if site else None) or ""
     innermost = bool(frames) and is_user_frame(frames[0])
     if _any(_DATA, frames):
-        worker, worker_site = _stuck_worker(rank.children, sources)
-        return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
+        return Reason.DATA_LOADING
     if _any(_CHECKPOINT, frames) or (innermost and _CHECKPOINT_LINE.search(text)):
-        return Activity(Reason.CHECKPOINT_IO, site)
+        return Reason.CHECKPOINT_IO
     in_store = any(_STORE.search(f.file) or f.function in _STORE_CALL for f in frames[:6])
-    if in_store or (innermost and _STORE_LINE.search(text)):
-        return Activity(Reason.STORE_WAIT, site)
-    return None
+    return Reason.STORE_WAIT if in_store or (innermost and _STORE_LINE.search(text)) else None
+
+
+def waits_in_c10d(frames: Sequence[Frame], sources: Mapping[str, str]) -> bool:
+    """True for a stack that waits in torch.distributed, or at a line such as ``work.wait()``."""
+    inner = next((frame for frame in frames if not _OPS.search(frame.file)), None)
+    if inner is None or not is_user_frame(inner):
+        return inner is not None and bool(_IN_C10D.search(inner.file))
+    return bool(_WAIT_LINE.search(line_of(sources, inner.file, inner.line) or ""))
+
+
+def in_backward(frames: Iterable[Frame]) -> bool:
+    """True for a stack that is in autograd, and in no function of the user's that this calls."""
+    inside = takewhile(lambda frame: not is_user_frame(frame), frames)
+    return any(_AUTOGRAD.search(frame.file) for frame in inside)
+
+
+def inside_worker(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames that a data worker has called; none of another process."""
+    depth = next((i for i, frame in enumerate(frames) if _WORKER.search(frame.file)), 0)
+    return frames[:depth]
 
 
 def _busy(rank: RankSnapshot, site: Site | None, sources: Mapping[str, str]) -> Activity:
@@ -286,8 +317,7 @@ def _stuck_worker(children: Sequence[Child], sources: Mapping[str, str]) -> tupl
     for child in children:
         thread = main_thread(child.threads, child.pid)
         frames = thread.frames if thread else ()
-        depth = next((i for i, f in enumerate(frames) if _WORKER.search(f.file)), 0)
-        inside = frames[:depth]
+        inside = inside_worker(frames)
         if user_frames(inside):
             return child.pid, innermost_user_site(inside, sources)
         if inside and not any(_IDLE_WORKER.search(f.file) for f in inside):

@@ -375,7 +375,9 @@ class Gatherer:
         created_ns = min((page.light.created_ns for page in seen.values()), default=0)
         age_s = (self.now_ns() - created_ns) / 1e9 if created_ns else 0.0
         started_at = time.time() - age_s
-        texts, whole = await sources.read_in_time(ranks, started_at, timing.SOURCES_S, self.proc)
+        texts, whole = await sources.read_in_time(
+            sources.files_of(ranks), started_at, timing.SOURCES_S, self.proc
+        )
         if not whole:
             self.news.lose("sources", "source files could not be read in time", quiet=True)
         return texts

@@ -135,11 +135,9 @@ class Reporter:
         """Print the costly mistakes of the job, if there are any."""
         self._print_lines(format_notes(notes_content(notes), self._style()))
 
-    def straggler(
-        self, straggler: Straggler, window_s: float, processes: Mapping[int, str]
-    ) -> None:
-        """Print that ranks make the job slow."""
-        self._print_lines(format_straggler(straggler, window_s, processes, self._style()))
+    def straggler(self, straggler: Straggler, processes: Mapping[int, str]) -> None:
+        """Print that ranks make the job slow. processes: by rank, where it runs."""
+        self._print_lines(format_straggler(straggler, processes, self._style()))
 
     def stragglers(self, stragglers: Stragglers) -> None:
         """Print what stragglers have cost the job, if there were any."""

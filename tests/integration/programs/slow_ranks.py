@@ -8,7 +8,9 @@ import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 from queue import Queue
+from subprocess import Popen
 from threading import Thread
 
 import torch
@@ -105,11 +107,12 @@ def two_late():
 def first_writes():
     work(40)
     if slow and rank == 0:
+        end_s = time.monotonic() + 0.03
         with tempfile.TemporaryFile() as file:
-            file.write(bytes(1 << 20))
-            file.flush()
-            os.fsync(file.fileno())
-        work(20)
+            while time.monotonic() < end_s:
+                file.write(bytes(1 << 16))
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def checkpoints():
@@ -127,6 +130,25 @@ def collects():
 
 def longer():
     burn(20 if slow and rank == 1 else 8)
+
+
+def shares_a_core():
+    """Other processes come to the core of a rank; the other ranks have another one."""
+    with_others = rank == 1
+    if turns == 0:
+        os.sched_setaffinity(0, {min(CORES) if with_others else max(CORES)})
+    if slow and with_others and not started:
+        started.extend(Popen([sys.executable, "-c", SPIN]) for _ in range(4))
+    burn(6)
+    work(40)
+
+
+def throttled():
+    """A rank comes to a control group that may use a tenth of a CPU."""
+    if slow and rank == 1 and not started:
+        started.append(LIMITED.write_text(str(os.getpid())))
+    burn(8)
+    work(30)
 
 
 def by_turns():
@@ -262,6 +284,10 @@ def recovers():
         late(40, 1)
 
 
+SPIN = f"import os, time\nend = time.time() + {SLOW_S}\nwhile time.time() < end: pass"
+CORES = os.sched_getaffinity(0)
+LIMITED = Path(os.environ.get("LIMITED", ""), "cgroup.procs")
+started = []
 ballast = [[number] for number in range(400_000)] if KIND == "collects" and rank == 1 else []
 compiled = []
 of_its_own = (workers, feeds, tensor_parallel, pipeline, local_sgd, hidden, sharded)
