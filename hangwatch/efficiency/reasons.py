@@ -137,7 +137,8 @@ def _awaited(
             continue
         if extra.share - extra.like_share > most:
             most = extra.share - extra.like_share
-            why = replace(why, site=extra.path[-1], waits_at=why.waits_at or why.site, thread=name)
+            at = why.waits_at or why.site
+            why = replace(why, reason=extra.reason, site=extra.path[-1], waits_at=at, thread=name)
     return why
 
 

@@ -41,6 +41,10 @@ class Observation:
     place: int
     """Calls that all ranks together had issued."""
 
+    def is_held(self, ranks: tuple[int, ...]) -> bool:
+        """True if all others wait for some ranks."""
+        return bool(self.active) and self.active <= frozenset(ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class SavedWatch:
@@ -148,10 +152,15 @@ class StragglerWatch:
         """For how long all others have waited for some ranks, up to the last moment."""
         last_s = since_s = self._seen[-1].at_s if self._seen else 0.0
         for one in reversed(self._seen):
-            if not one.active or not one.active <= frozenset(ranks):
+            if not one.is_held(ranks):
                 break
             since_s = one.at_s
         return last_s - since_s
+
+    def held_share(self, ranks: tuple[int, ...], since_s: float, until_s: float) -> float:
+        """The share of the moments of some time at which all others waited for some ranks."""
+        held = [one.is_held(ranks) for one in self._seen if since_s <= one.at_s <= until_s]
+        return fmean(held) if held else 0.0
 
     def explain(self, ranks: tuple[int, ...], why: Why) -> Straggler | None:
         """Add the reason of these stragglers, and return them if they still are the current."""

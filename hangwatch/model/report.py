@@ -64,6 +64,8 @@ class Why:
     """Its own line, where ``site`` is that of a data worker or of another thread."""
     thread: str = ""
     """Name of that thread; empty for a data worker."""
+    missing: str = ""
+    """Why no profile could be taken; empty if one was."""
     held: bool = False
     """Only the time is meant for which the others waited."""
 

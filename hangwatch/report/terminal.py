@@ -167,6 +167,8 @@ def format_straggler(
         yield from _labelled("code", [f"{site.file}:{site.line} in {site.function}"], style)
         if site.source:
             yield _clip(f"{'':{_LABEL}}  > {printable(site.source)}", style.columns)
+    missing = [f"the profiles of the ranks: {why.missing}"] if why.missing else []
+    yield from _labelled("not seen", missing, style)
     yield from _labelled("what to do", [to_be_faster(why)], style)
 
 

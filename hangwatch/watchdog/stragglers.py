@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ _FUTEX = {"aarch64": 98}.get(platform.machine(), 202)
 """Number of futex(2), in which a thread sleeps that waits for another one of its process."""
 _LEAST_CPU_NS = 1_000_000
 """A thread that trains uses more within ASLEEP_S."""
+_HELD = 0.8
+"""Share of the time of a profile for which the others have to wait if it is to show for what."""
 _TRIES = 4
 """Profiles of a straggler that are taken until one shows why it is slow."""
 _KEPT = 64
@@ -207,30 +210,50 @@ class StragglerLook:
         current = self.watch.current
         if straggler is None:
             if current and self._tries and self.watch.held_s(current.ranks) >= timing.HELD_S:
-                self._tries -= 1
-                self._telling.start(self._tell_later(current, dict(pages)))
-        elif straggler == current:
-            self._tries = _TRIES
+                tries, self._tries = self._tries - 1, 0
+                self._telling.start(self._tell_later(current, dict(pages), tries))
+            return
+        self._tries = 0
+        if straggler == current:
             self._telling.start(self._tell(straggler, dict(pages)))
-        else:
-            self._tries = 0
-            who = the_ranks(straggler.ranks)
-            lost = duration(straggler.lost_s)
-            self.news.say(f"the job no longer waits for {who}, which has cost it {lost}")
+            return
+        who = the_ranks(straggler.ranks)
+        lost = duration(straggler.lost_s)
+        self.news.say(f"the job no longer waits for {who}, which has cost it {lost}")
 
     async def _tell(self, straggler: Straggler, pages: Mapping[int, RankPage]) -> None:
         """Announce a straggler, with what it does while the others wait."""
         waits = [1 - self.watch.active_share(rank) for rank in _compared(straggler)]
-        why = await self._why(straggler, pages, waits, straggler.fraction, timing.PROFILE_S)
+        try:
+            why = await self._why(straggler, pages, waits, straggler.fraction, timing.PROFILE_S)
+        except EvidenceError as error:
+            why = replace(straggler.why, missing=str(error))
         found = self.watch.explain(straggler.ranks, why) or replace(straggler, why=why)
+        if why.reason is Reason.UNKNOWN and not why.missing:
+            self._tries = _TRIES
         processes = {
             rank: f"process {page.identity.pid} on {self.node}" for rank, page in pages.items()
         }
         self.reporter.straggler(found, processes)
 
-    async def _tell_later(self, straggler: Straggler, pages: Mapping[int, RankPage]) -> None:
-        """Say why a straggler is one that is seldom late, and so has shown nothing else yet."""
-        why = await self._why(straggler, pages, (0.0, 1.0), 1.0, timing.HELD_PROFILE_S)
+    async def _tell_later(
+        self, straggler: Straggler, pages: Mapping[int, RankPage], tries: int
+    ) -> None:
+        """Say why one is slow that is so but seldom, and has shown nothing else yet.
+
+        tries: that are left if this one shows nothing either.
+        """
+        began_s = self.hello.elapsed_s()
+        try:
+            why = await self._why(straggler, pages, (0.0, 1.0), 1.0, timing.HELD_PROFILE_S)
+        except EvidenceError:
+            return
+        ended_s = self.hello.elapsed_s()
+        await asyncio.sleep(timing.MOMENTS_KNOWN_S)
+        held = self.watch.held_share(straggler.ranks, began_s, ended_s) >= _HELD
+        if not held or why.reason is Reason.UNKNOWN:
+            self._tries = tries
+            return
         found = self.watch.explain(straggler.ranks, replace(why, held=True))
         if found is not None:
             for text in slow_at(straggler.ranks[0], found.why):
@@ -244,7 +267,7 @@ class StragglerLook:
         cost: float,
         seconds: int,
     ) -> Why:
-        """Profile a straggler and the rank that it is compared with.
+        """Profile a straggler and the rank that it is compared with. Raises EvidenceError.
 
         waits: as Profile.waits, of both. cost: share of these seconds that it costs.
         """
@@ -252,15 +275,7 @@ class StragglerLook:
             Profiled(pages[rank], self._threads.get(rank, 0), share)
             for rank, share in zip(_compared(straggler), waits, strict=True)
         )
-        tries, self._tries = self._tries, 0
-        try:
-            why = await self.profiler.why(slow, like, cost, seconds)
-        except EvidenceError as error:
-            self.news.debug(f"no profile of {the_ranks(straggler.ranks)}: {error}")
-            return straggler.why
-        if why.reason is Reason.UNKNOWN:
-            self._tries = tries
-        return why
+        return await self.profiler.why(slow, like, cost, seconds)
 
     def _failed(self, error: BaseException) -> None:
         self.news.fault("stragglers", f"a straggler is not told: {error!r}", error, quiet=True)

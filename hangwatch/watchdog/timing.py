@@ -162,6 +162,8 @@ PROFILE_S = 5
 HELD_S = 1.0
 """A straggler that all have waited for for so long is sampled if nothing else shows why."""
 HELD_PROFILE_S = 1
+MOMENTS_KNOWN_S = 2.0
+"""After so long the moments of a time are known of all ranks."""
 PROFILE_ENDS_S = 2.0
 """For a profile whose processes have ended."""
 IN_USE_S = 60.0

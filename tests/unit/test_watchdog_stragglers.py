@@ -18,7 +18,9 @@ from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.page import PageMoment, RankPage
 from hangwatch.model.report import Why
+from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import Config
+from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.stragglers import Moments, StragglerLook, rank_moments
 
@@ -35,6 +37,7 @@ WINDOW_S = 10
 FUTEX = 202
 RUNNING = -2
 LINE = Site("/home/ada/train.py", 12, "main")
+OTHER_LINE = Site("/home/ada/train.py", 30, "main")
 
 
 def moment(number: int, issued: int = 3, **changes: Any) -> PageMoment:
@@ -241,23 +244,30 @@ def test_it_is_told_with_its_reason(look: StragglerLook, said: Path) -> None:
     assert (straggler.why.reason, straggler.why.site) == (Reason.USER_CODE, LINE)
 
 
-def test_one_that_is_seldom_late_is_told_why_once_it_is(look: StragglerLook, said: Path) -> None:
+def test_one_that_is_seldom_late_is_told_why_once_it_is(
+    look: StragglerLook, said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "MOMENTS_KNOWN_S", 0.0)
+    writes = Why(Reason.CHECKPOINT_IO, LINE, 1.0, 0, 0.0)
+    over_too_soon = Why(Reason.USER_CODE, OTHER_LINE, 1.0, 0, 0.0)
     profiler = cast("MadeProfiler", look.profiler)
-    profiler.found = [Why(like=0), Why(like=0), Why(Reason.CHECKPOINT_IO, LINE, 1.0, 0, 0.0)]
+    profiler.found = [Why(like=0), over_too_soon, Why(like=0), writes]
     job = Job()
     watch(look, job, 20)
     text = " ".join(said.read_text().split())
     assert "STRAGGLER" in text
     assert "cause" not in text
-    for first in (201, 221):  # it has not been late for as long at the beginning
+    for first, seen_s in ((201, 30.0), (221, 24.0), (241, 25.5)):
         for number in range(first, first + 20):
             job.note(waits(number), moment(number))
+        monkeypatch.setattr(Hello, "elapsed_s", lambda _, at_s=seen_s: at_s)
         look_at(look, job)
     text = " ".join(said.read_text().split())
     assert "While the others wait, rank 1 is at train.py:12. It writes to disk there." in text
-    assert profiler.asked[1:] == [(1.0, 0.0, 1.0)] * 2
+    assert "train.py:30" not in text
+    assert profiler.asked[1:] == [(1.0, 0.0, 1.0)] * 3
     (straggler,) = look.conclude().found
-    assert straggler.why.reason is Reason.CHECKPOINT_IO
+    assert (straggler.why.reason, straggler.why.held) == (Reason.CHECKPOINT_IO, True)
 
 
 def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said: Path) -> None:
@@ -266,7 +276,9 @@ def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said:
     for number in range(201, 221):
         job.note(waits(number), moment(number))
     look_at(look, job)
-    assert said.read_text().count("STRAGGLER") == 1
+    text = " ".join(said.read_text().split())
+    assert text.count("STRAGGLER") == 1
+    assert "not seen the profiles of the ranks: py-spy was not found" in text
     assert len(cast("MadeProfiler", look.profiler).asked) == 1
 
 
