@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from hangwatch.efficiency.standstills import Standstill, Standstills
 from hangwatch.efficiency.stragglers import (
     BLOCKS,
     LEAST_FRACTION,
@@ -53,6 +54,8 @@ class SavedWatch:
     told: tuple[Straggler, ...] = ()
     current: Straggler | None = None
     measured_s: float = 0.0
+    span_s: float = 0.0
+    standstills: tuple[Standstill, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,7 +76,8 @@ class StragglerWatch:
     _named: list[Straggler] = field(default_factory=list)
     """The findings of the last assessments, as far as they agree on the ranks."""
     _span_s: float = 0.0
-    """Window by which the current ones were found."""
+    """Window by which the current ones were found; longer than all for those of standstills."""
+    _standstills: Standstills = field(default_factory=Standstills)
     _due_s: float = 0.0
 
     def add(self, one: Observation) -> None:
@@ -81,12 +85,14 @@ class StragglerWatch:
         if self._seen:
             self.measured_s += min(one.at_s - self._seen[-1].at_s, 1.0)
         self._seen.append(one)
+        self._standstills.add(one.at_s, one.active, one.place)
         while self._seen[0].at_s < one.at_s - LONGER[-1] * self.window_s:
             self._seen.popleft()
 
     def forget(self) -> None:
         """End the current ones and begin anew: the ranks have ended, or were replaced."""
         self._seen.clear()
+        self._standstills.forget()
         self._named.clear()
         self._end(self.current.until_s if self.current else 0.0)
 
@@ -131,7 +137,12 @@ class StragglerWatch:
         return self.current
 
     def _costing(self, straggler: Straggler) -> Straggler:
-        """The cost of the current ones is that of the windows that lie in their time, if any do."""
+        """The cost of the current ones is that of the windows that lie in their time, if any do.
+
+        That of standstills is of all of their time.
+        """
+        if self._is_seldom:
+            return replace(straggler, fraction=self._costs[-1][1])
         whole = [
             cost
             for at_s, cost in self._costs
@@ -171,15 +182,17 @@ class StragglerWatch:
 
     def export(self) -> SavedWatch:
         """Return the state for restore()."""
-        return SavedWatch(tuple(self.told), self.current, self.measured_s)
+        over = tuple(self._standstills.over)
+        return SavedWatch(tuple(self.told), self.current, self.measured_s, self._span_s, over)
 
     def restore(self, saved: SavedWatch) -> None:
         """Continue for a watchdog that was killed."""
         self.told, self.current = list(saved.told), saved.current
         if saved.current:
             self._costs = [(saved.current.until_s, saved.current.fraction)]
-        self._span_s = self.window_s
+        self._span_s = saved.span_s
         self.measured_s = saved.measured_s
+        self._standstills.over.extend(saved.standstills)
 
     def _window(self, now_s: float, seconds: float) -> list[Observation]:
         """The moments of the last seconds; none where that is too little."""
@@ -192,18 +205,33 @@ class StragglerWatch:
         for factor in LONGER:
             seen = self._window(now_s, factor * self.window_s)
             if not seen:
-                return
+                break
             active = without_longest_wait([one.active for one in seen], [one.place for one in seen])
             found = stragglers_of(Window(members, active))
             if found is not None:
                 why = Why(like=found.like)
                 yield Straggler(found.ranks, found.fraction, seen[0].at_s, now_s, why)
+        everyone = _all(members)
+        worst = self._standstills.worst(now_s, len(everyone))
+        if worst is not None and worst[1] >= LEAST_FRACTION:
+            ranks, fraction, since_s = worst
+            like = min(everyone.difference(ranks))
+            yield Straggler(ranks, fraction, since_s, now_s, Why(like=like))
+
+    @property
+    def _is_seldom(self) -> bool:
+        """True if the current ones are known by standstills alone."""
+        return self._span_s > LONGER[-1] * self.window_s
 
     def _is_over(self, now_s: float, members: Mapping[int, Ranks]) -> bool:
         """True if the current ones cost nothing in a window such as that they were found in."""
-        current = self.current
-        seen = self._window(now_s, self._span_s) if current else []
-        if current is None or not seen or not frozenset(current.ranks) < _all(members):
+        current, everyone = self.current, _all(members)
+        if current is None or not frozenset(current.ranks) < everyone:
+            return False
+        if self._is_seldom:
+            return self._standstills.is_over(current.ranks, now_s)
+        seen = self._window(now_s, self._span_s)
+        if not seen:
             return False
         window = Window(members, [one.active for one in seen])
         return cost_of(window, frozenset(current.ranks)) < LEAST_FRACTION / 2
@@ -211,6 +239,9 @@ class StragglerWatch:
     def _end_of_current(self) -> Straggler | None:
         """End the current ones and forget their time: longer windows would name them again."""
         began_s = self._seen[-1].at_s - self._span_s
+        if self.current and self._is_seldom:
+            began_s = self.current.until_s
+        self._standstills.forget()
         over = self._end(began_s)
         self._named.clear()
         while self._seen[0].at_s < began_s:

@@ -204,6 +204,35 @@ class TestAWatch:
         assert watch.current is not None
         assert watch.current.fraction == pytest.approx(0.33, abs=0.02)
 
+    def test_one_that_is_late_but_seldom_is_told_and_ends(self) -> None:
+        watch = StragglerWatch(S)
+        at_s, told = 0.0, []
+
+        def goes(seconds: int, active: frozenset[int], *, place: int = -1) -> None:
+            nonlocal at_s
+            for number in range(seconds * 10):
+                watch.add(Observation(at_s, active, number if place < 0 else place))
+                at_s += 0.1
+                if number % 10 == 0 and (found := watch.assess(at_s, THREE)):
+                    told.append((found.ranks, watch.current is not None))
+
+        def runs(checkpoint_s: int) -> None:
+            goes(90, self.all_)
+            goes(checkpoint_s, frozen(1), place=10**6)
+
+        for _ in range(13):
+            runs(10)
+        assert told == [((1,), True)]
+        assert watch.current is not None
+        assert watch.current.fraction == pytest.approx(0.1, abs=0.02)
+        again = StragglerWatch(S)
+        again.restore(watch.export())
+        watch = again
+        for _ in range(4):
+            runs(0)
+        assert told == [((1,), True), ((1,), False)]
+        assert watch.told[0].lost_s == pytest.approx(13 * 10, rel=0.1)
+
     def test_a_restart_ends_it(self) -> None:
         watch = StragglerWatch(S)
         self.fill(watch, 0, 60, self.all_, frozen(1))
