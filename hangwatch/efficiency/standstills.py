@@ -6,17 +6,18 @@ would cause as many as the others. Times are seconds since the run began.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import comb
 
-from hangwatch.efficiency.stragglers import Ranks
+from hangwatch.efficiency.stragglers import Ranks, chance
 
 LEAST_S = 1.0
 """A shorter time in which all wait is none."""
 KEPT = 100
-"""The last ones, by which it is decided."""
+"""The longest ones, by which it is decided."""
+KEPT_S = 12 * 3600.0
+"""For how long they are kept."""
 GONE = 3
 """Times the longest time between two, after which they are over."""
 MOST_BY_CHANCE = 1e-4
@@ -25,7 +26,7 @@ MOST_BY_CHANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A time in which no rank has issued a call, and all others waited for these."""
+    """A time in which all others waited for these, and issued no call."""
 
     ranks: tuple[int, ...]
     since_s: float
@@ -41,7 +42,9 @@ class Standstill:
 class Standstills:
     """Keeps the last standstills of a job."""
 
-    over: deque[Standstill] = field(default_factory=lambda: deque(maxlen=KEPT))
+    over: list[Standstill] = field(default_factory=list)
+    """In their order."""
+    _everyone: Ranks = frozenset()
     _ranks: Ranks = frozenset()
     """That were active at all moments since the last call."""
     _since_s: float = 0.0
@@ -55,10 +58,11 @@ class Standstills:
         active: as active_ranks() of stragglers.py returns them. place: calls that all ranks
         together had issued.
         """
+        self._everyone |= active
         if place != self._place:
-            if self._ranks and self._until_s - self._since_s >= LEAST_S:
+            if 0 < len(self._ranks) <= len(self._everyone) // 2:
                 ranks = tuple(sorted(self._ranks))
-                self.over.append(Standstill(ranks, self._since_s, self._until_s))
+                self._end(Standstill(ranks, self._since_s, self._until_s))
             self._place, self._ranks, self._since_s = place, active, at_s
         elif active:
             left = self._ranks & active
@@ -66,27 +70,42 @@ class Standstills:
                 self._ranks, self._since_s = left, at_s
         self._until_s = at_s
 
+    def _end(self, one: Standstill) -> None:
+        if one.length_s < LEAST_S:
+            return
+        self.over.append(one)
+        if len(self.over) > KEPT:
+            self.over.remove(min(self.over, key=lambda other: other.length_s))
+        while self.over[0].until_s < one.until_s - KEPT_S:
+            del self.over[0]
+
     def forget(self) -> None:
         """Begin anew."""
         self.over.clear()
         self._ranks = frozenset()
 
-    def worst(self, now_s: float, size: int) -> tuple[tuple[int, ...], float, float] | None:
+    def worst(
+        self, now_s: float, size: int, turn_s: float = 0.0
+    ) -> tuple[tuple[int, ...], float, float] | None:
         """Return the ranks that have cost the most, the share of the time, and since when.
 
-        size: ranks of the job. None where they may have been it by chance.
+        size: ranks of the job. turn_s: a turn of its loop, in which what delays a rank may delay it
+        again and again. None where they may have been it by chance.
         """
-        over = [one for one in self.over if len(one.ranks) <= size // 2]
-        lengths: dict[tuple[int, ...], list[float]] = {}
-        for one in over:
-            lengths.setdefault(one.ranks, []).append(one.length_s)
-        if not lengths:
+        if not self.over:
             return None
-        ranks = max(lengths, key=lambda one: sum(lengths[one]))
-        count, share = len(lengths[ranks]), len(ranks) / size
-        if size * _chance(count, len(over), share) > MOST_BY_CHANCE:
+        lengths: dict[tuple[int, ...], float] = {}
+        turns: dict[float, Standstill] = {}
+        for one in self.over:
+            lengths[one.ranks] = lengths.get(one.ranks, 0.0) + one.length_s
+            turn = one.since_s // turn_s if turn_s else one.since_s
+            turns[turn] = max(one, turns.get(turn, one), key=lambda one: one.length_s)
+        ranks = max(lengths, key=lambda one: lengths[one])
+        count = sum(one.ranks == ranks for one in turns.values())
+        likely = chance(count, len(turns), len(ranks) / size)
+        if comb(size, len(ranks)) * likely > MOST_BY_CHANCE:
             return None
-        since_s = next(one.since_s for one in over if one.ranks == ranks)
+        since_s = next(one.since_s for one in self.over if one.ranks == ranks)
         return ranks, self.cost(ranks, now_s, size), since_s
 
     def is_over(self, ranks: tuple[int, ...], now_s: float) -> bool:
@@ -106,10 +125,3 @@ class Standstills:
         usual_s = sum(others) / (size - len(ranks))
         passed_s = now_s - self.over[0].since_s
         return max(lost_s - usual_s, 0.0) / passed_s if passed_s > 0 else 0.0
-
-
-def _chance(count: int, of: int, share: float) -> float:
-    """Chance that at least so many of all hit what each of them hits by a chance of its own."""
-    return sum(
-        comb(of, hits) * share**hits * (1 - share) ** (of - hits) for hits in range(count, of + 1)
-    )

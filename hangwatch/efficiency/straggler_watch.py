@@ -6,7 +6,7 @@ Times are seconds since the run began.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -17,8 +17,8 @@ from hangwatch.efficiency.stragglers import (
     Ranks,
     Window,
     cost_of,
+    longest_wait,
     stragglers_of,
-    without_longest_wait,
 )
 from hangwatch.model.report import Straggler, Why
 
@@ -28,6 +28,8 @@ LONGER = (1, 2, 4, 8)
 """Windows that are assessed, as multiples of the shortest: what happens seldom needs a long one."""
 AGREEING = 7
 """Assessments one after the other that have to name the same ranks: half a window."""
+LONGEST_TURN_S = 60.0
+"""What is taken for a longer turn may be an epoch."""
 MAX_TOLD = 100
 """Stragglers of a run that are kept, the first ones."""
 
@@ -41,10 +43,21 @@ class Observation:
     """See active_ranks()."""
     place: int
     """Calls that all ranks together had issued."""
+    front: int
+    """Calls that the rank had issued which had issued the most."""
 
     def is_held(self, ranks: tuple[int, ...]) -> bool:
         """True if all others wait for some ranks."""
         return bool(self.active) and self.active <= frozenset(ranks)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Loop:
+    """The training loop, by the calls that Python issues."""
+
+    turn_s: float = 0.0
+    calls_s: float = 0.0
+    """Calls a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class StragglerWatch:
     told: list[Straggler] = field(default_factory=list)
     """Those that are over."""
     current: Straggler | None = None
+    loop: Loop = Loop()
     measured_s: float = 0.0
     """Time in which it was known who waits for whom."""
     lost_s: float = 0.0
@@ -141,7 +155,7 @@ class StragglerWatch:
 
         That of standstills is of all of their time.
         """
-        if self._is_seldom:
+        if self.is_seldom:
             return replace(straggler, fraction=self._costs[-1][1])
         whole = [
             cost
@@ -206,21 +220,21 @@ class StragglerWatch:
             seen = self._window(now_s, factor * self.window_s)
             if not seen:
                 break
-            active = without_longest_wait([one.active for one in seen], [one.place for one in seen])
-            found = stragglers_of(Window(members, active))
+            del seen[longest_wait([one.place for one in seen])]
+            found = stragglers_of(self._as_window(seen, members))
             if found is not None:
                 why = Why(like=found.like)
                 yield Straggler(found.ranks, found.fraction, seen[0].at_s, now_s, why)
         everyone = _all(members)
-        worst = self._standstills.worst(now_s, len(everyone))
+        worst = self._standstills.worst(now_s, len(everyone), self._turn_s)
         if worst is not None and worst[1] >= LEAST_FRACTION:
             ranks, fraction, since_s = worst
             like = min(everyone.difference(ranks))
             yield Straggler(ranks, fraction, since_s, now_s, Why(like=like))
 
     @property
-    def _is_seldom(self) -> bool:
-        """True if the current ones are known by standstills alone."""
+    def is_seldom(self) -> bool:
+        """True if the current ones are known by standstills alone (standstills.py)."""
         return self._span_s > LONGER[-1] * self.window_s
 
     def _is_over(self, now_s: float, members: Mapping[int, Ranks]) -> bool:
@@ -228,18 +242,32 @@ class StragglerWatch:
         current, everyone = self.current, _all(members)
         if current is None or not frozenset(current.ranks) < everyone:
             return False
-        if self._is_seldom:
+        if self.is_seldom:
             return self._standstills.is_over(current.ranks, now_s)
         seen = self._window(now_s, self._span_s)
         if not seen:
             return False
-        window = Window(members, [one.active for one in seen])
+        window = self._as_window(seen, members)
         return cost_of(window, frozenset(current.ranks)) < LEAST_FRACTION / 2
+
+    @property
+    def _turn_s(self) -> float:
+        return min(self.loop.turn_s, LONGEST_TURN_S)
+
+    def _as_window(self, seen: Sequence[Observation], members: Mapping[int, Ranks]) -> Window:
+        first, last = self._seen[0], self._seen[-1]
+        passed_s = max(last.at_s - first.at_s, 1.0)
+        apart = 1.0
+        # Where C++ issues most calls, as in DDP, ranks wait once in a turn, and at no line.
+        if 2 * self.loop.calls_s >= (last.front - first.front) / passed_s:
+            apart = self._turn_s * len(self._seen) / passed_s
+        fronts = [one.front for one in seen]
+        return Window(members, [one.active for one in seen], fronts, max(round(apart), 1))
 
     def _end_of_current(self) -> Straggler | None:
         """End the current ones and forget their time: longer windows would name them again."""
         began_s = self._seen[-1].at_s - self._span_s
-        if self.current and self._is_seldom:
+        if self.current and self.is_seldom:
             began_s = self.current.until_s
         self._standstills.forget()
         over = self._end(began_s)

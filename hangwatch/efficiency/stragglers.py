@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import comb, exp, inf, log, sqrt
 from statistics import median_low, stdev
 from typing import TypeVar
 
@@ -31,8 +31,12 @@ BLOCKS = 20
 """Parts of a window, of which each is one observation."""
 LEAST_CERTAINTY = 4.0
 """Standard errors by which a cost is above zero."""
+MOST_BY_CHANCE = 1e-5
+"""Chance at which one of the ranks would be waited for as often as the stragglers."""
 MOST_RANKS = 64
 """Stragglers of one window, at most; where there are more it is the job that is slow."""
+_WAITS = (1, 3, 10, 30)
+"""Moments that a wait takes at least to be counted: short ones by chance are in any turn."""
 _WORTH = 0.3
 """Share of the longest excess that a rank has to have to be one of them."""
 _LEAST_EXCESS = 0.03
@@ -109,6 +113,11 @@ class Window:
     members: Mapping[int, Ranks]
     """Of the groups of the job; one has all its ranks, or all are in one of them."""
     active: Sequence[Ranks]
+    fronts: Sequence[int]
+    """Calls issued by then by the rank that has issued the most."""
+    apart: int = 1
+    """Moments of a turn of the training loop, as far as that is known: what delays a rank in a turn
+    may delay it in all calls of the turn."""
 
     @property
     def ranks(self) -> Ranks:
@@ -116,8 +125,8 @@ class Window:
         return frozenset().union(*self.members.values())
 
 
-def without_longest_wait(active: Sequence[Ranks], places: Sequence[int]) -> list[Ranks]:
-    """Leave out the moments of the longest standstill, if it took more than one block.
+def longest_wait(places: Sequence[int]) -> slice:
+    """Return the moments of the longest standstill; none if it took no longer than one block.
 
     What happens once is no straggler, however long it takes. places: the calls that all ranks
     together had issued by each moment.
@@ -128,9 +137,7 @@ def without_longest_wait(active: Sequence[Ranks], places: Sequence[int]) -> list
             if end - at > longest:
                 first, longest = at, end - at
             at = end
-    if longest <= len(active) // BLOCKS:
-        return list(active)
-    return [*active[:first], *active[first + longest :]]
+    return slice(first, first + longest) if longest > len(places) // BLOCKS else slice(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,7 @@ def stragglers_of(window: Window) -> SlowRanks | None:
     if not ranks or len(ranks) > min(len(window.ranks) // 2, MOST_RANKS):
         return None
     cost = _cost(window, ranks, excess)
-    if cost.mean < LEAST_FRACTION or not cost.is_sure:
+    if cost.mean < LEAST_FRACTION or not cost.is_sure or _may_be_chance(window, ranks):
         return None
     others = sorted(window.ranks - ranks, key=lambda rank: (excess[rank].mean, rank))
     return SlowRanks(tuple(sorted(ranks)), cost.mean, others[len(others) // 2])
@@ -210,6 +217,55 @@ def _cost(window: Window, ranks: Ranks, excess: Mapping[int, _Estimate]) -> _Est
     ]
     cost = max(costs, key=lambda one: one.mean)
     return replace(cost, mean=min(cost.mean, sum(excess[rank].mean for rank in ranks)))
+
+
+def chance(count: int, of: int, share: float) -> float:
+    """Return at most how likely at least ``count`` of so many are, if each is by ``share``.
+
+    By Chernoff's bound; it is exact where all are.
+    """
+    part = count / of if of else 0.0
+    if part <= share:
+        return 1.0
+    rest = (1 - part) * log((1 - part) / (1 - share)) if part < 1 else 0.0
+    return exp(-of * (part * log(part / share) + rest))
+
+
+def _may_be_chance(window: Window, ranks: Ranks) -> bool:
+    """True if others could be waited for as often. Blocks that are shorter than turns do not show.
+
+    By chance each part would be waited for in as many turns, also if only long waits are counted.
+    """
+    for unit, others in _units(window, ranks):
+        parts = len(unit) // len(others[0])
+        sets = comb(parts + len(others), parts)
+        own = parts * (parts + 1) / 2  # each, and any two of them
+        waits = _waits_by_turn(window, unit, others)
+        total = sum(mine for mine, theirs in waits if mine > theirs)
+        for least in _WAITS:
+            long = [(mine, theirs) for mine, theirs in waits if max(mine, theirs) >= least]
+            won = [mine for mine, theirs in long if mine > theirs]
+            likely = sets * chance(len(won), len(long), own / (own + len(others)))
+            if 2 * sum(won) >= total and likely <= MOST_BY_CHANCE:
+                return False
+    return True
+
+
+def _waits_by_turn(window: Window, unit: Ranks, others: Sequence[Ranks]) -> list[tuple[int, int]]:
+    """Moments of each turn at which all waited for a part of the job, and for another such part.
+
+    A time without progress counts to the turn in which it began, however long it takes.
+    """
+    waits: dict[int, list[int]] = {}
+    last, turn = (0, False), 0
+    costs = _costs(window, unit, others)
+    for number, (front, cost) in enumerate(zip(window.fronts, costs, strict=True)):
+        if not cost:
+            continue
+        if (front, cost > 0) != last:
+            last, turn = (front, cost > 0), number // window.apart
+        waits.setdefault(turn, [0, 0])[cost < 0] += 1
+    return [(mine, theirs) for mine, theirs in waits.values()]
 
 
 def _active_shares(moments: Sequence[Ranks]) -> dict[int, float]:

@@ -209,7 +209,8 @@ class Monitor:
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
         self.gpus.look(look)
         stage = self.judge.incidents.stage
-        self.stragglers.look(look, stuck=stage not in (Stage.HEALTHY, Stage.SUSPECTED))
+        stuck = stage not in (Stage.HEALTHY, Stage.SUSPECTED)
+        self.stragglers.look(look, stuck=stuck, loop=self.telemetry.loop)
         self._preflight.look(look)
         self._last_look = look
         self.telemetry.looked(began_ns)

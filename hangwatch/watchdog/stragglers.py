@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
-from hangwatch.efficiency.straggler_watch import Observation, SavedWatch, StragglerWatch
+from hangwatch.efficiency.straggler_watch import Loop, Observation, SavedWatch, StragglerWatch
 from hangwatch.efficiency.stragglers import RankMoment, Ranks, active_ranks
 from hangwatch.errors import EvidenceError, PageError
 from hangwatch.evidence.background import Tasks
@@ -141,8 +141,12 @@ class StragglerLook:
         self.watch = StragglerWatch(self.hello.config.straggler_window_s)
         self._telling = Tasks(self._failed)
 
-    def look(self, look: Look, *, stuck: bool) -> None:
-        """Read what is new. stuck: a verdict says why the job makes no progress. Never raises."""
+    def look(self, look: Look, *, stuck: bool, loop: Loop = Loop()) -> None:  # noqa: B008 (it is frozen)
+        """Read what is new. Never raises.
+
+        stuck: a verdict says why the job makes no progress.
+        """
+        self.watch.loop = loop
         if not self.hello.config.stragglers:
             return
         try:
@@ -198,8 +202,9 @@ class StragglerLook:
         for moment in moments:
             at_s = (min(at.at_ns for at in moment.values()) - self.hello.started_ns) / 1e9
             ranks = rank_moments(moment, pages, groups)
-            place = sum(sum(at.issued.values()) for at in ranks.values())
-            self.watch.add(Observation(at_s, active_ranks(ranks, members), place))
+            issued = [sum(at.issued.values()) for at in ranks.values()]
+            active = active_ranks(ranks, members)
+            self.watch.add(Observation(at_s, active, sum(issued), max(issued)))
         if not stuck:
             self._assess(pages, at_s, {group: frozenset(ranks) for group, ranks in members.items()})
 
@@ -223,11 +228,13 @@ class StragglerLook:
 
     async def _tell(self, straggler: Straggler, pages: Mapping[int, RankPage]) -> None:
         """Announce a straggler, with what it does while the others wait."""
-        waits = [1 - self.watch.active_share(rank) for rank in _compared(straggler)]
-        try:
-            why = await self._why(straggler, pages, waits, straggler.fraction, timing.PROFILE_S)
-        except EvidenceError as error:
-            why = replace(straggler.why, missing=str(error))
+        why = straggler.why
+        if not self.watch.is_seldom:  # else it does the same as others just now
+            waits = [1 - self.watch.active_share(rank) for rank in _compared(straggler)]
+            try:
+                why = await self._why(straggler, pages, waits, straggler.fraction, timing.PROFILE_S)
+            except EvidenceError as error:
+                why = replace(why, missing=str(error))
         found = self.watch.explain(straggler.ranks, why) or replace(straggler, why=why)
         if why.reason is Reason.UNKNOWN and not why.missing:
             self._tries = _TRIES

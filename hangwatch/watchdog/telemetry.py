@@ -17,11 +17,12 @@ from functools import partial
 from prometheus_client.core import Metric
 
 from hangwatch.console import News
-from hangwatch.efficiency.straggler_watch import StragglerWatch
+from hangwatch.efficiency.straggler_watch import Loop, StragglerWatch
 from hangwatch.errors import PageError
 from hangwatch.evidence.background import Tasks, in_thread
 from hangwatch.evidence.environment import torch_version
 from hangwatch.evidence.pages.arrivals import (
+    RECURRENCES,
     Arrivals,
     GroupArrivals,
     Issued,
@@ -91,6 +92,11 @@ class Telemetry:
         self._loop = asyncio.get_running_loop()
         if self._address is not None:
             self._tasks.start(self._serve(*self._address))
+
+    @property
+    def loop(self) -> Loop:
+        """The training loop, as the calls in the rings of the ranks show it."""
+        return self._rings.loop
 
     def close(self) -> None:
         """Stop serving. The server's thread ends with the process."""
@@ -241,6 +247,18 @@ class Furthest:
         }
 
 
+def _loop(rings: Iterable[Sequence[Issued]]) -> Loop:
+    """The training loop by the ring of the rank that shows the longest turn."""
+    loop = Loop()
+    for ring in rings:
+        passed_s = (ring[-1].at_ns - ring[0].at_ns) / 1e9 if ring else 0.0
+        if passed_s > 0:
+            # Where no line recurs so often, a turn takes longer.
+            turn_s = loop_period_s(ring) or passed_s / RECURRENCES
+            loop = max(loop, Loop(turn_s, (len(ring) - 1) / passed_s))
+    return loop
+
+
 class Rings:
     """The calls in the rings of the ranks so far; read at a modest pace."""
 
@@ -251,6 +269,7 @@ class Rings:
         self._moved = False
         self.arrivals: tuple[GroupArrivals, ...] = ()
         self.periods_s: dict[int, float] = {}
+        self.loop = Loop()
 
     def read(self, look: Look, labels: GroupLabels) -> None:
         """Read them if that is due and some rank has moved."""
@@ -260,12 +279,14 @@ class Rings:
             return
         self._moved = False
         periods: dict[int, float] = {}
+        all_calls: list[list[Issued]] = []
         rings: dict[int, dict[str, list[Issued]]] = {}
         for rank, seen in look.seen.items():
             try:
                 ring = issued(seen.page.ring())
             except PageError:
                 continue
+            all_calls.append(ring)
             if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
                 periods[rank] = period_s
             page = seen.light
@@ -276,6 +297,7 @@ class Rings:
                     groups.setdefault(name, []).append(call)
         self._counted.add(rings, labels.members)
         self.arrivals, self.periods_s = self._counted.groups(), periods
+        self.loop = _loop(all_calls)
         now_ns = self._now_ns()
         rest_ns = max(timing.RINGS_EVERY_S * 1e9, (now_ns - began_ns) / RINGS_SHARE)
         self._due_ns = now_ns + int(rest_ns)

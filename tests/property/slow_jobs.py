@@ -141,8 +141,9 @@ def watched(
     at_s = 0.0
     while (at_s := at_s + chance.uniform(0.05, 0.15)) < end_s:
         seen = {rank: line.at(at_s) for rank, line in lines.items()}
-        place = sum(sum(one.issued.values()) for one in seen.values())
-        watch.add(Observation(at_s, active_ranks(seen, job.members), place))
+        issued = [sum(one.issued.values()) for one in seen.values()]
+        active = active_ranks(seen, job.members)
+        watch.add(Observation(at_s, active, sum(issued), max(issued)))
         straggler = watch.assess(at_s, members)
         if straggler is not None:
             news.append((at_s, straggler))

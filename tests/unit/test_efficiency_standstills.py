@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from hangwatch.efficiency.standstills import LEAST_S, Standstill, Standstills
+from hangwatch.efficiency.standstills import KEPT, KEPT_S, LEAST_S, Standstill, Standstills
 
 SIZE = 4
 ALL = frozenset(range(SIZE))
@@ -64,6 +64,17 @@ def test_a_few_times_are_chance() -> None:
     assert job.worst() is None
 
 
+def test_several_in_a_turn_are_one() -> None:
+    job = Job()
+    for _ in range(6):
+        for _ in range(4):
+            job.goes(2)
+            job.goes(1.2, frozen(0))
+        job.goes(30)
+    assert job.standstills.worst(job.now_s, SIZE) is not None
+    assert job.standstills.worst(job.now_s, SIZE, turn_s=43.0) is None
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_any_rank_in_turn_is_nobodys_fault(seed: int) -> None:
     """Turns of half a minute, of which some rank is the last by chance."""
@@ -102,6 +113,20 @@ def test_what_others_cost_is_usual() -> None:
     cost = job.standstills.cost((0,), job.now_s, SIZE)
     assert cost == pytest.approx((5 * 3 - 3) / 80, abs=0.05)
     assert job.standstills.cost((1, 2), job.now_s, SIZE) == 0.0
+
+
+def test_the_longest_are_kept_for_half_a_day() -> None:
+    job = Job()
+    for number in range(KEPT + 20):
+        job.goes(1)
+        job.goes(30 if number == 5 else 2, frozen(number % SIZE))
+    job.goes(1)
+    assert len(job.standstills.over) == KEPT
+    assert max(one.length_s for one in job.standstills.over) > 29
+    job.at += int(10 * KEPT_S)
+    job.goes(3, frozen(1))
+    job.goes(1)
+    assert len(job.standstills.over) == 1
 
 
 def test_it_is_over_after_far_longer_than_between_two() -> None:

@@ -7,11 +7,13 @@ import pytest
 from hangwatch.efficiency.straggler_watch import Observation, StragglerWatch
 from hangwatch.efficiency.stragglers import (
     RankMoment,
+    SlowRanks,
     Window,
     active_ranks,
+    chance,
     cost_of,
+    longest_wait,
     stragglers_of,
-    without_longest_wait,
 )
 from hangwatch.model.kinds import Reason
 from hangwatch.model.report import Why
@@ -82,7 +84,7 @@ THREE = {0: frozen(0, 1, 2)}
 
 class TestAWindow:
     def window(self, *pattern: frozenset[int], times: int = 100) -> Window:
-        return Window(FOUR, pattern * times)
+        return Window(FOUR, pattern * times, range(len(pattern) * times))
 
     def test_the_rank_that_all_wait_for(self) -> None:
         all_ = frozen(0, 1, 2, 3)
@@ -115,10 +117,50 @@ class TestAWindow:
 
 
 def test_the_longest_standstill_is_left_out_where_it_is_long() -> None:
-    one, two = frozen(1), frozen(2)
-    assert without_longest_wait([one] * 40, [*range(20), *([20] * 20)]) == [one] * 20
-    steady = [one, two] * 20
-    assert without_longest_wait(steady, list(range(40))) == steady
+    assert longest_wait([*range(20), *([20] * 20)]) == slice(20, 40)
+    assert longest_wait(range(40)) == slice(0, 0)
+    assert longest_wait([]) == slice(0, 0)
+
+
+class TestChance:
+    """Ten moments in each of the last turns: all work in seven, and wait for a rank in three."""
+
+    def found(self, last: list[int], calls: int = 1, apart: int = 1) -> SlowRanks | None:
+        active, places = [], []
+        for turn, rank in enumerate(last):
+            active += [*[frozen(0, 1, 2, 3)] * 7, *[frozen(rank)] * 3]
+            places += [turn * calls + number * calls // 10 for number in range(10)]
+        return stragglers_of(Window(FOUR, active, places, apart))
+
+    def test_it_takes_as_many_turns_as_cannot_be_chance(self) -> None:
+        assert self.found([1] * 12) is not None
+        assert self.found([1] * 8) is None
+        assert self.found([1] * 18 + [0, 2, 3]) is not None
+
+    def test_a_turn_counts_once_however_many_calls_it_has(self) -> None:
+        few_turns = [1] * 8
+        assert self.found(few_turns, calls=10) is not None  # it does not know better
+        assert self.found(few_turns, calls=10, apart=10) is None
+        assert self.found([1] * 12, calls=10, apart=10) is not None
+
+    def test_short_waits_by_chance_do_not_hide_long_ones(self) -> None:
+        active, places = [], []
+        for turn in range(400):
+            long_one = turn % 20 == 0
+            active += [
+                frozen(0, 1, 2, 3),
+                *[frozen(2 if long_one else turn % 4)] * (8 if long_one else 1),
+            ]
+            places += [turn] * (9 if long_one else 2)
+        found = stragglers_of(Window(FOUR, active, places))
+        assert found is not None
+        assert found.ranks == (2,)
+
+    def test_the_bound_is_exact_where_all_are(self) -> None:
+        assert chance(10, 10, 0.25) == pytest.approx(0.25**10)
+        assert chance(2, 10, 0.25) == chance(0, 0, 0.5) == 1.0
+        assert 0.0 <= chance(4000, 4800, 0.5) < 1e-100
+        assert chance(8, 10, 0.25) >= 4.1e-4  # what it is
 
 
 class TestAWatch:
@@ -131,7 +173,7 @@ class TestAWatch:
         news = []
         for number in range(from_s * 10, to_s * 10):
             at_s = number / 10
-            watch.add(Observation(at_s, pattern[number % len(pattern)], number))
+            watch.add(Observation(at_s, pattern[number % len(pattern)], number, number))
             found = watch.assess(at_s, THREE)
             if found:
                 news.append((at_s, found.ranks))
@@ -211,7 +253,8 @@ class TestAWatch:
         def goes(seconds: int, active: frozenset[int], *, place: int = -1) -> None:
             nonlocal at_s
             for number in range(seconds * 10):
-                watch.add(Observation(at_s, active, number if place < 0 else place))
+                place_now = number if place < 0 else place
+                watch.add(Observation(at_s, active, place_now, place_now))
                 at_s += 0.1
                 if number % 10 == 0 and (found := watch.assess(at_s, THREE)):
                     told.append((found.ranks, watch.current is not None))

@@ -78,7 +78,19 @@ def test_the_buckets_take_what_is_up_to_their_bound() -> None:
 
 def test_a_turn_of_the_loop_is_between_calls_of_the_rarest_line() -> None:
     often = [Issued(0, n, n * MS, ("train.py", 5)) for n in range(300)]
-    assert loop_period_s([*often, *calls(range(1, 5))]) == pytest.approx(0.1)
+    ring = sorted([*often, *calls(range(1, 5))], key=lambda call: call.at_ns)
+    assert loop_period_s(ring) == pytest.approx(0.1)
+
+
+def test_a_line_that_issues_several_calls_in_a_turn_counts_once() -> None:
+    ring = [
+        Issued(0, 10 * turn + n, (turn * 100 + n) * MS, ("train.py", line))
+        for turn in range(4)
+        for line, numbers in ((7, range(4)), (8, range(4, 8)))
+        for n in numbers
+    ]
+    assert loop_period_s(ring) == pytest.approx(0.1)
+    assert loop_period_s(ring[:16]) is None
 
 
 def test_a_line_that_hardly_recurs_tells_no_period() -> None:

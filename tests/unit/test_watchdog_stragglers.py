@@ -11,6 +11,7 @@ import pytest
 from made_hello import hello
 from made_pages import WORLD, group, page
 
+from hangwatch.efficiency.straggler_watch import StragglerWatch
 from hangwatch.errors import EvidenceError, PageError
 from hangwatch.evidence.pages.finder import OpenPage, Seen
 from hangwatch.evidence.pages.look import Look, Waiting
@@ -268,6 +269,15 @@ def test_one_that_is_seldom_late_is_told_why_once_it_is(
     assert profiler.asked[1:] == [(1.0, 0.0, 1.0)] * 3
     (straggler,) = look.conclude().found
     assert (straggler.why.reason, straggler.why.held) == (Reason.CHECKPOINT_IO, True)
+
+
+def test_one_that_does_the_same_as_others_just_now_is_not_profiled(
+    look: StragglerLook, said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StragglerWatch, "is_seldom", True)
+    watch(look, Job(), 16)
+    assert said.read_text().count("STRAGGLER") == 1
+    assert cast("MadeProfiler", look.profiler).asked == []
 
 
 def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said: Path) -> None:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -143,13 +143,15 @@ def loop_period_s(ring: Iterable[Issued]) -> float | None:
     """Return the duration of a turn of the training loop, as far as a rank's ring shows it.
 
     The median time between two calls from one line of code, of the line that recurs
-    least often: what is called once in a turn, where anything is. None where no line
-    recurs often enough.
+    least often: what is called once in a turn, where anything is. A line that issues several
+    calls before another one does counts once, if there is another one. None where no line recurs
+    often enough.
     """
-    at_ns: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for call in ring:
-        if call.line is not None:
-            at_ns[call.line].append(call.at_ns)
+    calls = [call for call in ring if call.line is not None]
+    runs = [next(run) for _, run in groupby(calls, lambda call: call.line)]
+    at_ns: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
+    for call in runs if len(runs) > 1 else calls:
+        at_ns[call.line].append(call.at_ns)
     recurring = [times for times in at_ns.values() if len(times) >= RECURRENCES]
     if not recurring:
         return None
