@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import comb
 
-from hangwatch.efficiency.stragglers import Ranks, chance
+from hangwatch.efficiency.stragglers import MOST_RANKS, Ranks, chance
 
 LEAST_S = 1.0
 """A shorter time in which all wait is none."""
@@ -40,7 +40,7 @@ class Standstill:
 
 @dataclass(slots=True)
 class Standstills:
-    """Keeps the last standstills of a job."""
+    """Keeps the standstills of a job."""
 
     over: list[Standstill] = field(default_factory=list)
     """In their order."""
@@ -60,7 +60,7 @@ class Standstills:
         """
         self._everyone |= active
         if place != self._place:
-            if 0 < len(self._ranks) <= len(self._everyone) // 2:
+            if 0 < len(self._ranks) <= min(len(self._everyone) // 2, MOST_RANKS):
                 ranks = tuple(sorted(self._ranks))
                 self._end(Standstill(ranks, self._since_s, self._until_s))
             self._place, self._ranks, self._since_s = place, active, at_s

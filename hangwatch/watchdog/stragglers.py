@@ -144,7 +144,7 @@ class StragglerLook:
     def look(self, look: Look, *, stuck: bool, loop: Loop = Loop()) -> None:  # noqa: B008 (it is frozen)
         """Read what is new. Never raises.
 
-        stuck: a verdict says why the job makes no progress.
+        stuck: a verdict says why the job makes no progress. loop: what is known of its loop.
         """
         self.watch.loop = loop
         if not self.hello.config.stragglers:

@@ -129,6 +129,17 @@ def test_the_longest_are_kept_for_half_a_day() -> None:
     assert len(job.standstills.over) == 1
 
 
+def test_of_many_ranks_a_few_are_told_and_half_of_them_are_not() -> None:
+    standstills = Standstills()
+    for number in range(20):
+        slow = frozenset(range(2000 if number % 2 else 2))
+        for at_s, active, place in ((0, range(5000), 1), (1, slow, 1), (9, slow, 1), (10, slow, 2)):
+            standstills.add(60.0 * number + at_s, frozenset(active), 2 * number + place)
+    found = standstills.worst(1200.0, 5000)
+    assert found is not None
+    assert found[0] == (0, 1)
+
+
 def test_it_is_over_after_far_longer_than_between_two() -> None:
     job = Job()
     assert job.standstills.is_over((0,), job.now_s)
