@@ -92,12 +92,12 @@ def _extra(slow: Shares, like: Shares, least: float) -> _Extra | None:
     if sum(longer.values()) < least:
         return None
     path = _path_of_most(longer)
-    share, like_share = _under(slow, path), _under(like, path)
-    if not path or like_share >= _ALSO * share:
-        return _Extra(path, share, like_share, Reason.UNEVEN_WORK)
-    # A line to which the other one does not come by any way says more than one that it shares.
-    own = [at for at, line in enumerate(path, 1) if _at(like, line) < _ALSO * _at(slow, line)]
-    return _Extra(path[: own[-1]] if own else path, share, like_share, Reason.USER_CODE)
+    reason = Reason.UNEVEN_WORK
+    if path and _under(like, path) < _ALSO * _under(slow, path):
+        # A line to which the other one does not come by any way says more than one that it shares.
+        own = [at for at, line in enumerate(path, 1) if _at(like, line) < _ALSO * _at(slow, line)]
+        path, reason = path[: own[-1]] if own else path, Reason.USER_CODE
+    return _Extra(path, _under(slow, path), _under(like, path), reason)
 
 
 def _path_of_most(longer: Shares) -> Path:

@@ -176,7 +176,8 @@ def slow_at(rank: int, why: Why) -> list[str]:
     if why.held:
         text = f"While the others wait, rank {rank} is at {at}"
     if why.waits_at is None:
-        return [f"{text}." + (" " + _DOES[why.reason] if why.reason in _DOES else "")]
+        does = "" if why.held and why.reason is Reason.UNEVEN_WORK else _DOES.get(why.reason, "")
+        return [f"{text}. {does}".rstrip()]
     whose = f"its thread {why.thread}" if why.thread else "a worker of its data loader"
     return [f"{text}: it waits there for {whose}, which is at {code_line(why.site)}."]
 
@@ -188,6 +189,7 @@ _LACKS_CPU = {
 _DOES = {
     Reason.DATA_LOADING: "It waits for data there.",
     Reason.CHECKPOINT_IO: "It writes to disk there.",
+    Reason.STORE_WAIT: "It waits for a key of the store there.",
     Reason.GARBAGE_COLLECTION: "It collects garbage there.",
     Reason.UNEVEN_WORK: "Both do the same there, and it does more of it.",
 }

@@ -247,8 +247,8 @@ class Furthest:
         }
 
 
-def _loop(rings: Iterable[Sequence[Issued]]) -> Loop:
-    """The training loop by the ring of the rank that shows the longest turn."""
+def loop_of(rings: Iterable[Sequence[Issued]]) -> Loop:
+    """Return the training loop by the ring of the rank that shows the longest turn."""
     loop = Loop()
     for ring in rings:
         passed_s = (ring[-1].at_ns - ring[0].at_ns) / 1e9 if ring else 0.0
@@ -297,7 +297,7 @@ class Rings:
                     groups.setdefault(name, []).append(call)
         self._counted.add(rings, labels.members)
         self.arrivals, self.periods_s = self._counted.groups(), periods
-        self.loop = _loop(all_calls)
+        self.loop = loop_of(all_calls)
         now_ns = self._now_ns()
         rest_ns = max(timing.RINGS_EVERY_S * 1e9, (now_ns - began_ns) / RINGS_SHARE)
         self._due_ns = now_ns + int(rest_ns)

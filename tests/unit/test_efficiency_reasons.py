@@ -88,6 +88,14 @@ def test_of_a_line_that_all_share_the_one_that_leads_to_it() -> None:
     assert (why.share, why.like_share) == (0.6, 0.0)
 
 
+def test_the_share_is_that_of_the_line_that_is_told() -> None:
+    helper, other = Frame(DATA, 3, "wait"), Frame(DATA, 9, "write")
+    slow = profile(2, (20, line(2, helper)), (45, line(4, helper)), (15, line(4, other)))
+    like = profile(0, (20, line(2, helper)), (80, line(7, C10D)))
+    why = explain(slow, like, 0.5, SOURCES)
+    assert (why.site, why.share) == (site(4), 0.75)
+
+
 def test_lines_of_one_function_are_told_by_its_call() -> None:
     inside = [(15, line(2, Frame(DATA, number, "f"))) for number in range(1, 5)]
     slow = profile(2, *inside, (40, WAITS))

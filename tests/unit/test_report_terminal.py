@@ -304,6 +304,11 @@ READ_LINE = Site("/home/ada/data.py", 9, "read", "file.read()")
             "While the others wait, rank 2 is at train.py:12. It writes to disk there.",
             "Write checkpoints beside the training",
         ),
+        (
+            Why(Reason.UNEVEN_WORK, TRAIN_LINE, 1.0, 0, 0.3, held=True),
+            "While the others wait, rank 2 is at train.py:12. cost",
+            "Give all ranks as much to do",
+        ),
     ],
 )
 def test_the_cause_of_a_straggler_is_told_with_what_to_do(
