@@ -89,10 +89,15 @@ class StragglerWatch:
     """Of the current ones: the time of each assessment, and what they cost in its window."""
     _named: list[Straggler] = field(default_factory=list)
     """The findings of the last assessments, as far as they agree on the ranks."""
-    _span_s: float = 0.0
+    span_s: float = 0.0
     """Window by which the current ones were found; longer than all for those of standstills."""
     _standstills: Standstills = field(default_factory=Standstills)
     _due_s: float = 0.0
+
+    @property
+    def current_ranks(self) -> tuple[int, ...]:
+        """The ranks of the current one; none without one."""
+        return self.current.ranks if self.current else ()
 
     def add(self, one: Observation) -> None:
         """Take the next moment."""
@@ -119,9 +124,36 @@ class StragglerWatch:
             return None
         self._due_s = now_s + self.window_s * ASSESS_EVERY
         news = self._assess(now_s, members)
+        self._count()
+        return news
+
+    def go_on(self, now_s: float) -> None:
+        """Let the current one, of which hear() was told, go on."""
+        if self.current is not None:
+            self.current = replace(self.current, until_s=max(now_s, self.current.until_s))
+        self._count()
+
+    def hear(
+        self, found: Straggler | None, now_s: float, window_s: float = 0.0
+    ) -> Straggler | None:
+        """Take in what all nodes have found; return what is news of it, as assess() does.
+
+        window_s: the window that shows it.
+        """
+        current = self.current
+        if found is None:
+            return self._end(now_s - self.span_s)
+        if current is not None and current.ranks == found.ranks:
+            self.current = replace(current, fraction=found.fraction, until_s=now_s)
+            return None
+        self._end(found.since_s)
+        self.span_s = window_s
+        self.current = found
+        return found
+
+    def _count(self) -> None:
         now = [self.current] if self.current else []
         self.lost_s = max(self.lost_s, sum(one.lost_s for one in (*self.told, *now)))
-        return news
 
     def _assess(self, now_s: float, members: Mapping[int, Ranks]) -> Straggler | None:
         if self._is_over(now_s, members):
@@ -146,7 +178,7 @@ class StragglerWatch:
         since_s = first.until_s - length_s
         self._end(since_s)
         self._costs = [(one.until_s, one.fraction) for one in self._named]
-        self._span_s = found.until_s - found.since_s
+        self.span_s = found.until_s - found.since_s
         self.current = self._costing(replace(found, since_s=since_s))
         return self.current
 
@@ -160,7 +192,7 @@ class StragglerWatch:
         whole = [
             cost
             for at_s, cost in self._costs
-            if straggler.since_s + self._span_s <= at_s <= straggler.until_s
+            if straggler.since_s + self.span_s <= at_s <= straggler.until_s
         ]
         return replace(straggler, fraction=fmean(whole)) if whole else straggler
 
@@ -169,7 +201,7 @@ class StragglerWatch:
 
         That is in half of the window by which the current ones were found: they are in all of it.
         """
-        since_s = self._seen[-1].at_s - self._span_s / 2
+        since_s = self._seen[-1].at_s - self.span_s / 2
         active = [rank in one.active for one in self._seen if one.at_s >= since_s]
         return fmean(active)
 
@@ -197,14 +229,14 @@ class StragglerWatch:
     def export(self) -> SavedWatch:
         """Return the state for restore()."""
         over = tuple(self._standstills.over)
-        return SavedWatch(tuple(self.told), self.current, self.measured_s, self._span_s, over)
+        return SavedWatch(tuple(self.told), self.current, self.measured_s, self.span_s, over)
 
     def restore(self, saved: SavedWatch) -> None:
         """Continue for a watchdog that was killed."""
         self.told, self.current = list(saved.told), saved.current
         if saved.current:
             self._costs = [(saved.current.until_s, saved.current.fraction)]
-        self._span_s = saved.span_s
+        self.span_s = saved.span_s
         self.measured_s = saved.measured_s
         self._standstills.over.extend(saved.standstills)
 
@@ -235,7 +267,7 @@ class StragglerWatch:
     @property
     def is_seldom(self) -> bool:
         """True if the current ones are known by standstills alone (standstills.py)."""
-        return self._span_s > LONGER[-1] * self.window_s
+        return self.span_s > LONGER[-1] * self.window_s
 
     def _is_over(self, now_s: float, members: Mapping[int, Ranks]) -> bool:
         """True if the current ones cost nothing in a window such as that they were found in."""
@@ -244,7 +276,7 @@ class StragglerWatch:
             return False
         if self.is_seldom:
             return self._standstills.is_over(current.ranks, now_s)
-        seen = self._window(now_s, self._span_s)
+        seen = self._window(now_s, self.span_s)
         if not seen:
             return False
         window = self._as_window(seen, members)
@@ -254,19 +286,29 @@ class StragglerWatch:
     def _turn_s(self) -> float:
         return min(self.loop.turn_s, LONGEST_TURN_S)
 
+    @property
+    def meeting_s(self) -> float:
+        """A turn of the loop, if ranks may wait for each other several times in it; else 0.
+
+        Where C++ issues most calls, as in DDP, they wait once in a turn, and at no line.
+        """
+        if not self._seen:
+            return 0.0
+        first, last = self._seen[0], self._seen[-1]
+        passed_s = max(last.at_s - first.at_s, 1.0)
+        by_python = 2 * self.loop.calls_s >= (last.front - first.front) / passed_s
+        return self._turn_s if by_python else 0.0
+
     def _as_window(self, seen: Sequence[Observation], members: Mapping[int, Ranks]) -> Window:
         first, last = self._seen[0], self._seen[-1]
         passed_s = max(last.at_s - first.at_s, 1.0)
-        apart = 1.0
-        # Where C++ issues most calls, as in DDP, ranks wait once in a turn, and at no line.
-        if 2 * self.loop.calls_s >= (last.front - first.front) / passed_s:
-            apart = self._turn_s * len(self._seen) / passed_s
+        apart = self.meeting_s * len(self._seen) / passed_s
         fronts = [one.front for one in seen]
         return Window(members, [one.active for one in seen], fronts, max(round(apart), 1))
 
     def _end_of_current(self) -> Straggler | None:
         """End the current ones and forget their time: longer windows would name them again."""
-        began_s = self._seen[-1].at_s - self._span_s
+        began_s = self._seen[-1].at_s - self.span_s
         if self.current and self.is_seldom:
             began_s = self.current.until_s
         self._standstills.forget()

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb, exp, inf, log, sqrt
-from statistics import median_low, stdev
+from statistics import median_low
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -67,11 +67,7 @@ def active_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequenc
     None of them where some wait for no other: their data are on their way. Groups that some of
     their members do not count are left out.
     """
-    least = {
-        group: min(moment[rank].issued[group] for rank in ranks)
-        for group, ranks in members.items()
-        if all(rank in moment and group in moment[rank].issued for rank in ranks)
-    }
+    least = _least_issued(moment, members)
     waiting = {rank: _awaited(at, least) for rank, at in moment.items() if _waits(at, least)}
     active = moment.keys() - waiting.keys()
     # Those that wait for an active rank, then those that wait for one of these, and so on.
@@ -92,6 +88,23 @@ def active_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequenc
         }
         known |= new
     return frozenset(active) if len(known) == len(moment) else frozenset()
+
+
+def awake_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]) -> Ranks:
+    """Return the ranks that do not wait, neither for others nor for their data."""
+    least = _least_issued(moment, members)
+    return frozenset(rank for rank, at in moment.items() if not _waits(at, least))
+
+
+def _least_issued(
+    moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]
+) -> dict[int, int]:
+    """By group, the calls that all members have issued, where all count them."""
+    return {
+        group: min(moment[rank].issued[group] for rank in ranks)
+        for group, ranks in members.items()
+        if all(rank in moment and group in moment[rank].issued for rank in ranks)
+    }
 
 
 def _waits(at: RankMoment, least: Mapping[int, int]) -> bool:
@@ -158,19 +171,13 @@ def stragglers_of(window: Window) -> SlowRanks | None:
     A rank that is late because it has waited itself was active for no longer than others.
     """
     excess = _excess(window)
-    most = max(one.mean for one in excess.values())
-    ranks = frozenset(
-        rank
-        for rank, one in excess.items()
-        if one.mean >= max(_WORTH * most, _LEAST_EXCESS) and one.is_sure
-    )
-    if not ranks or len(ranks) > min(len(window.ranks) // 2, MOST_RANKS):
+    ranks = outstanding(excess)
+    if not ranks:
         return None
     cost = _cost(window, ranks, excess)
     if cost.mean < LEAST_FRACTION or not cost.is_sure or _may_be_chance(window, ranks):
         return None
-    others = sorted(window.ranks - ranks, key=lambda rank: (excess[rank].mean, rank))
-    return SlowRanks(tuple(sorted(ranks)), cost.mean, others[len(others) // 2])
+    return SlowRanks(tuple(sorted(ranks)), cost.mean, typical_of(window.ranks - ranks, excess))
 
 
 def cost_of(window: Window, ranks: Ranks) -> float:
@@ -178,8 +185,25 @@ def cost_of(window: Window, ranks: Ranks) -> float:
     return _cost(window, ranks, _excess(window)).mean
 
 
+def outstanding(excess: Mapping[int, Estimate]) -> Ranks:
+    """Return the ranks that are active for longer than others for sure; none where many are."""
+    most = max(one.mean for one in excess.values())
+    ranks = frozenset(
+        rank
+        for rank, one in excess.items()
+        if one.mean >= max(_WORTH * most, _LEAST_EXCESS) and one.is_sure
+    )
+    return ranks if len(ranks) <= min(len(excess) // 2, MOST_RANKS) else frozenset()
+
+
+def typical_of(ranks: Ranks, excess: Mapping[int, Estimate]) -> int:
+    """Return the rank of some that is active for as long as is typical of them."""
+    ordered = sorted(ranks, key=lambda rank: (excess[rank].mean, rank))
+    return ordered[len(ordered) // 2]
+
+
 @dataclass(frozen=True, slots=True)
-class _Estimate:
+class Estimate:
     """A mean of the blocks of a window, and its standard error."""
 
     mean: float
@@ -191,28 +215,38 @@ class _Estimate:
         return self.mean > LEAST_CERTAINTY * self.error
 
 
-def _estimate(blocks: Sequence[float]) -> _Estimate:
+def estimate(blocks: Sequence[float]) -> Estimate:
+    """Return what blocks show together; of too few it is not sure."""
     if len(blocks) < BLOCKS:
-        return _Estimate(0.0, inf)
-    return _Estimate(_mean(blocks), stdev(blocks) / sqrt(len(blocks)))
+        return Estimate(0.0, inf)
+    mean, count = _mean(blocks), len(blocks)
+    # statistics.stdev() is exact, and takes thirty times as long.
+    variance = sum((at - mean) ** 2 for at in blocks) / (count - 1)
+    return Estimate(mean, sqrt(variance / count))
 
 
-def _excess(window: Window) -> dict[int, _Estimate]:
-    """The share of the time by which each rank is active for longer than a typical one."""
+def _excess(window: Window) -> dict[int, Estimate]:
     parts = [part for part in _parts(window.active, BLOCKS) if part]
-    shares = [_active_shares(part) for part in parts]
-    typical = [median_low(share.get(rank, 0.0) for rank in window.ranks) for share in shares]
+    return excess_of([_active_shares(part) for part in parts], window.ranks)
+
+
+def excess_of(shares: Sequence[Mapping[int, float]], ranks: Ranks) -> dict[int, Estimate]:
+    """Return the share of the time by which each rank is active for longer than a typical one.
+
+    shares: by rank the share of each block for which it is active; 0 of those that are missing.
+    """
+    typical = [median_low(share.get(rank, 0.0) for rank in ranks) for share in shares]
     return {
-        rank: _estimate(
+        rank: estimate(
             [share.get(rank, 0.0) - at for share, at in zip(shares, typical, strict=True)]
         )
-        for rank in window.ranks
+        for rank in ranks
     }
 
 
-def _cost(window: Window, ranks: Ranks, excess: Mapping[int, _Estimate]) -> _Estimate:
+def _cost(window: Window, ranks: Ranks, excess: Mapping[int, Estimate]) -> Estimate:
     costs = [
-        _estimate([_mean(part) for part in _parts(_costs(window, unit, units), BLOCKS) if part])
+        estimate([_mean(part) for part in _parts(_costs(window, unit, units), BLOCKS) if part])
         for unit, units in _units(window, ranks)
     ]
     cost = max(costs, key=lambda one: one.mean)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
+from hangwatch.efficiency.node_watch import NodeWatch
+from hangwatch.efficiency.nodes import find_slow
 from hangwatch.efficiency.straggler_watch import Observation, StragglerWatch
-from hangwatch.efficiency.stragglers import RankMoment, active_ranks
+from hangwatch.efficiency.stragglers import RankMoment, active_ranks, awake_ranks
 from hangwatch.model.report import Straggler
 
 Step = tuple[str, float]
@@ -148,6 +150,57 @@ def watched(
         if straggler is not None:
             news.append((at_s, straggler))
     return watch, news
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How nodes are compared. turn_s: what they know of the length of a turn."""
+
+    window_s: float
+    turn_s: float = 0.0
+    seed: int = 0
+
+
+def compared(
+    job: Job, lines: Mapping[int, Timeline], end_s: float, within: int, look: Compared
+) -> tuple[list[tuple[float, Straggler]], int]:
+    """Return the same news of nodes of so many ranks each, and how often they were asked.
+
+    Each node has moments, and a clock, of its own.
+    """
+    window_s, seed = look.window_s, look.seed
+    nodes = [range(first, first + within) for first in job.ranks[::within]]
+    chance = [Delays(seed).random(f"moments of {at}") for at in range(len(nodes))]
+    clocks = [one.uniform(0, 1000) for one in chance]
+    watches = [NodeWatch(window_s) for _ in nodes]
+    at_s = [0.0] * len(nodes)
+    known = StragglerWatch(window_s)
+    news: list[tuple[float, Straggler]] = []
+    asked, now_s = 0, 0.0
+    while (now_s := now_s + 0.5) < end_s:
+        for node, ranks in enumerate(nodes):
+            members = {g: m for g, m in job.members.items() if set(m) <= set(ranks)}
+            while at_s[node] < now_s:
+                seen = {rank: lines[rank].at(at_s[node]) for rank in ranks}
+                place = sum(sum(one.issued.values()) for one in seen.values())
+                awake = awake_ranks(seen, members)
+                watches[node].add(clocks[node] + at_s[node], ranks, awake, place)
+                at_s[node] += chance[node].uniform(0.05, 0.15)
+        times = [clock + now_s for clock in clocks]
+        if not any(one.wants(at) for one, at in zip(watches, times, strict=True)):
+            continue
+        asked += 1
+        answers = []
+        for number, (one, at) in enumerate(zip(watches, times, strict=True)):
+            one.asked(at)
+            answers.append(one.moments(f"node-{number}", look.turn_s, ""))
+        found = find_slow(answers, known.current_ranks, known.span_s)
+        for one, at in zip(watches[1:], times[1:], strict=True):
+            one.heard(found, replace(known), at)
+        straggler = watches[0].heard(found, known, times[0])
+        if straggler is not None:
+            news.append((now_s, straggler))
+    return news, asked
 
 
 def data_parallel(size: int, seconds: float, buckets: int = 4) -> Job:

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from slow_jobs import Delays, Job, data_parallel, run, tensor_parallel, watched
+from slow_jobs import (
+    Compared,
+    Delays,
+    Job,
+    compared,
+    data_parallel,
+    run,
+    tensor_parallel,
+    watched,
+)
 
 if TYPE_CHECKING:
     from random import Random
@@ -114,3 +123,67 @@ def test_one_long_wait_is_no_straggler() -> None:
     _, news = watched(job, lines, end_s, S)
 
     assert news == []
+
+
+@pytest.mark.parametrize(
+    ("size", "within", "kind", "ranks"),
+    [
+        (2, 1, "data", (1,)),
+        (4, 2, "data", (1,)),
+        (4, 2, "data", (1, 2)),
+        (8, 2, "data", (4, 5)),
+        (8, 2, "tensor", (5,)),
+        (8, 4, "tensor", (4, 5, 6, 7)),
+    ],
+)
+@pytest.mark.parametrize("transfer_s", [0.001, 0.03])
+def test_of_several_nodes_the_right_ranks_are_named(
+    size: int, within: int, kind: str, ranks: tuple[int, ...], transfer_s: float
+) -> None:
+    job, turns = jobs(size)[kind], int(3 * S / TURN_S)
+    healthy_s, _ = run(job, turns, Delays(7, transfer_s=transfer_s))
+    delays = Delays(7, slow=Late(ranks, extra_s=0.05), transfer_s=transfer_s)
+    end_s, lines = run(job, turns, delays)
+
+    news, asked = compared(job, lines, end_s, within, Compared(S))
+
+    assert [straggler.ranks for _, straggler in news] == [ranks]
+    told_s, straggler = news[0]
+    assert told_s < 3 * S
+    assert straggler.fraction == pytest.approx(1 - healthy_s / end_s, abs=0.06)
+    node = set(range(ranks[0] // within * within, ranks[0] // within * within + within))
+    assert straggler.why.like in (node - set(ranks) or set(job.ranks) - set(ranks))
+    assert asked <= 12
+
+
+@pytest.mark.parametrize(
+    ("size", "within", "kind", "jitter"),
+    [(2, 1, "data", 0.3), (8, 4, "data", 0.1), (8, 2, "tensor", 0.3)],
+)
+def test_of_several_healthy_nodes_none_is_named_and_one_question_is_enough(
+    size: int, within: int, kind: str, jitter: float
+) -> None:
+    job = jobs(size)[kind]
+    end_s, lines = run(job, int(5 * S / TURN_S), Delays(1, jitter))
+
+    news, asked = compared(job, lines, end_s, within, Compared(S))
+
+    assert news == []
+    assert asked == 1
+
+
+def test_a_node_that_is_slow_for_a_while() -> None:
+    job = data_parallel(4, TURN_S)
+
+    def slow(rank: int, turn: int, _: Random) -> tuple[float, float]:
+        return 1.0, 0.1 if rank > 1 and 1600 <= turn < 3200 else 0.0
+
+    end_s, lines = run(job, 4800, Delays(3, slow=slow))
+    began_s, ended_s = 1600 * TURN_S * 1.1, 1600 * TURN_S * 3.2
+
+    news, _ = compared(job, lines, end_s, 2, Compared(S))
+
+    (told_s, told), (over_s, over) = news
+    assert told.ranks == over.ranks == (2, 3)
+    assert began_s < told_s < began_s + 2.5 * S
+    assert ended_s < over_s < ended_s + 2 * S

@@ -1,0 +1,299 @@
+"""Finds stragglers of a job on several nodes, without comparing their clocks. Pure.
+
+Each node knows at moments of its own which of its ranks do not wait (*awake*), and tells how often
+each set of them was awake in parts of the last minutes. While ranks hold up the job, nobody else is
+awake on any node. So what they cost is at most the share of time in which that is so, on the node
+where it is the least; less the share in which they wait themselves, which all ranks do while data
+are on their way. Of two nodes this is what they cost; of many, also what the last of many nodes
+usually costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import comb
+
+from hangwatch.efficiency.stragglers import (
+    BLOCKS,
+    LEAST_FRACTION,
+    MOST_BY_CHANCE,
+    Estimate,
+    Ranks,
+    chance,
+    estimate,
+    excess_of,
+    outstanding,
+    typical_of,
+)
+
+LONGER = (1, 2, 4, 8)
+"""Windows that are assessed, in multiples of BLOCKS parts."""
+SHIFTS = range(0, BLOCKS // 2 + 1, 2)
+"""Parts by which a window may have ended earlier, and has to show the same ranks."""
+KEPT = LONGER[-1] * BLOCKS + SHIFTS[-1]
+"""Parts that a node tells of."""
+MOST_RANKS = 63
+"""Of a node; a set of them is one integer."""
+_TURNS = (1, 2, 4)
+"""Turns that are counted as one: of a short one there are few moments, of long ones few turns."""
+_MISSING = "the moments of some of the last minutes are missing"
+_LEFT_OUT = 20
+"""One in so many nodes may be awake for another reason."""
+
+Part = tuple[int, ...]
+"""Sets of awake ranks, as the bits of their places among the ranks of the node, each followed by
+the number of moments at which these were awake."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMoments:
+    """What a node tells of its last minutes."""
+
+    host: str
+    ranks: tuple[int, ...]
+    part_s: float
+    """The length of a part."""
+    parts: tuple[Part, ...] = ()
+    """The newest first, all as long; empty where nothing was known."""
+    still: tuple[int, ...] = ()
+    """Parts in which its ranks issued no call."""
+    turn_parts: int = 1
+    """Parts that a turn of the training loop takes, as far as that is known."""
+    unknown: str = ""
+    """Why nothing is known of the last moments, for people."""
+
+    def bits(self, ranks: Ranks) -> int:
+        """Some ranks as a set of a part; those of other nodes are left out."""
+        return sum(1 << place for place, rank in enumerate(self.ranks) if rank in ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNodes:
+    """Ranks that make a job on several nodes slow."""
+
+    ranks: tuple[int, ...] = ()
+    """None where none do for sure."""
+    fraction: float = 0.0
+    """Share of the time that would be saved if they took as long as the others."""
+    like: int = 0
+    """A rank that is awake for as long as is typical, on the node of the first if there is one."""
+    host: str = ""
+    """Where the first of them is."""
+    since_s: float = 0.0
+    """For how long they have done so."""
+    window_s: float = 0.0
+    """The window that shows it."""
+    suspected: bool = False
+    """Some ranks may do; a longer time will tell."""
+    unknown: str = ""
+    """Why it is not known, for people."""
+
+
+def find_slow(
+    nodes: Sequence[NodeMoments], current: Sequence[int] = (), window_s: float = 0.0
+) -> SlowNodes:
+    """Return the ranks that cost the job most together.
+
+    nodes: all nodes of the job; several. current: ranks that did so before, found by a window of
+    so long. They are suspected until they cost next to nothing in such a one.
+    """
+    unknown = [f"on {node.host}, {node.unknown}" for node in nodes if node.unknown]
+    if len({node.part_s for node in nodes}) > 1:
+        unknown.append("the nodes look at different windows (--straggler-window)")
+    if unknown:
+        return SlowNodes(unknown=unknown[0])
+    job = _Job(nodes)
+    if not current:
+        return _find(job)
+    window = job.window(0, max(round(window_s / nodes[0].part_s / BLOCKS), 1))
+    if window is None:
+        return SlowNodes(unknown=_MISSING)
+    if window.cost(frozenset(current)).mean < LEAST_FRACTION / 2:
+        return SlowNodes()
+    found = _find(job)
+    return found if found.ranks or found.unknown else SlowNodes(suspected=True)
+
+
+def _find(job: _Job) -> SlowNodes:
+    suspected = False
+    for factor in LONGER:
+        found = _found_by(job, factor)
+        if found is None:
+            return SlowNodes(suspected=suspected, unknown=_MISSING if factor == LONGER[0] else "")
+        if found.ranks:
+            return found
+        suspected = suspected or found.suspected
+    return SlowNodes(suspected=suspected)
+
+
+def _found_by(job: _Job, factor: int) -> SlowNodes | None:
+    """What the last windows of a length show that agree; None where they are not known."""
+    window = job.window(SHIFTS[0], factor)
+    if window is None:
+        return None
+    found = window.slow()
+    if not found.ranks:
+        return found
+    parts = 0.0
+    for shift in SHIFTS[1:]:
+        window = job.window(shift, factor)
+        earlier = window.slow() if window else SlowNodes()
+        if earlier.ranks != found.ranks:
+            return SlowNodes(suspected=True)
+        # The first window that shows it had it in a part only, if the cost has grown since.
+        parts = shift + factor * BLOCKS * min(earlier.fraction / found.fraction, 1.0)
+    part_s = job.nodes[0].part_s
+    return replace(found, since_s=parts * part_s, window_s=factor * BLOCKS * part_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """All nodes of a job."""
+
+    nodes: Sequence[NodeMoments]
+    counted: Callable[[Part, int], tuple[int, ...]] = field(default_factory=lambda: cache(_counted))
+    """_counted(), which is asked for the same part again and again."""
+
+    def window(self, shift: int, factor: int) -> _Window | None:
+        """Return a window that ended some parts ago; None where not all is known of it."""
+        length = factor * BLOCKS
+        parts = [node.parts[shift : shift + length] for node in self.nodes]
+        if not all(len(one) == length and all(one) for one in parts):
+            return None
+        turn = max(node.turn_parts for node in self.nodes)
+        still = frozenset.intersection(*(frozenset(node.still) for node in self.nodes))
+        return _Window(self, parts, factor, turn, frozenset(at - shift for at in still))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The same time of all nodes."""
+
+    job: _Job
+    parts: Sequence[Sequence[Part]]
+    """Of each node."""
+    factor: int
+    turn: int
+    """Parts of a turn."""
+    still: frozenset[int]
+    """Those in which no node issued a call."""
+
+    def slow(self) -> SlowNodes:
+        """The ranks that cost the most in this window."""
+        shares = [self._awake(block) for block in self._blocks()]
+        excess = excess_of(shares, frozenset(shares[0]))
+        ranks = outstanding(excess)
+        if not ranks:
+            return SlowNodes()
+        cost = self.cost(ranks)
+        fraction = min(cost.mean, sum(excess[rank].mean for rank in ranks))
+        if fraction < LEAST_FRACTION or not cost.is_sure:
+            return SlowNodes(suspected=cost.mean >= LEAST_FRACTION)
+        if self._may_be_chance(ranks):
+            return SlowNodes(suspected=True)
+        slow = tuple(sorted(ranks))
+        node = next(node for node in self.job.nodes if slow[0] in node.ranks)
+        others = (frozenset(node.ranks) - ranks) or (frozenset(excess) - ranks)
+        return SlowNodes(slow, fraction, typical_of(others, excess), node.host)
+
+    def cost(self, ranks: Ranks) -> Estimate:
+        """What some ranks cost, as SlowNodes.fraction."""
+        held, waits = [], []
+        blocks = self._blocks()
+        for node, parts in zip(self.job.nodes, self.parts, strict=True):
+            own, rest = node.bits(ranks), node.bits(frozenset(node.ranks) - ranks)
+            held.append([_within(parts[block], own) for block in blocks])
+            if own:
+                waits.append([_within(parts[block], rest) for block in blocks])
+        held.sort(key=sum)
+        least_held, least_waits = held[len(held) // _LEFT_OUT], min(waits, key=sum)
+        return estimate([at - usual for at, usual in zip(least_held, least_waits, strict=True)])
+
+    def _blocks(self) -> list[slice]:
+        return [slice(at * self.factor, (at + 1) * self.factor) for at in range(BLOCKS)]
+
+    def _awake(self, block: slice) -> dict[int, float]:
+        """By rank, the share of a block for which it was awake."""
+        shares: dict[int, float] = {}
+        for node, parts in zip(self.job.nodes, self.parts, strict=True):
+            counts = [self.job.counted(part, len(node.ranks)) for part in parts[block]]
+            total, *awake = map(sum, zip(*counts, strict=True))
+            shares |= {rank: count / total for rank, count in zip(node.ranks, awake, strict=True)}
+        return shares
+
+    def _may_be_chance(self, ranks: Ranks) -> bool:
+        """True if others could have been the last as often."""
+        for turns in _TURNS:
+            units = _units(self.factor * BLOCKS, turns * self.turn, self.still)
+            of_nodes = self._own_nodes_by_chance(ranks, units)
+            likely = [of_nodes, *self._own_ranks_by_chance(ranks, units)]
+            if max(likely) <= MOST_BY_CHANCE / len(_TURNS):
+                return False
+        return True
+
+    def _own_nodes_by_chance(self, ranks: Ranks, units: Sequence[slice]) -> float:
+        """How likely it is that some nodes wait the least as often as those of the ranks."""
+        is_own = [bool(node.bits(ranks)) for node in self.job.nodes]
+        count, others = sum(is_own), len(is_own) - sum(is_own)
+        if not others:
+            return 0.0
+        left_out = others // _LEFT_OUT
+        won = 0
+        for unit in units:
+            waits = [
+                (_within(parts[unit], 0), own)
+                for parts, own in zip(self.parts, is_own, strict=True)
+            ]
+            rest = sorted(share for share, own in waits if not own)
+            won += max(share for share, own in waits if own) < rest[left_out]
+        usual = (1 + left_out) / (1 + others)
+        return comb(len(is_own), count) * chance(won, len(units), usual)
+
+    def _own_ranks_by_chance(self, ranks: Ranks, units: Sequence[slice]) -> Iterator[float]:
+        """The same of the ranks of each of their nodes, where it has others."""
+        for node, parts in zip(self.job.nodes, self.parts, strict=True):
+            own, rest = node.bits(ranks), node.bits(frozenset(node.ranks) - ranks)
+            if own and rest:
+                won = sum(_within(parts[u], own) > _within(parts[u], rest) for u in units)
+                sets = comb(len(node.ranks), own.bit_count())
+                yield sets * chance(won, len(units), 1 / 2)
+
+
+def _units(length: int, turn: int, still: Container[int]) -> list[slice]:
+    """Cut parts into such of a turn; one without a call belongs to the turn in which it began."""
+    units = []
+    first = 0
+    for end in range(1, length + 1):
+        if end - first >= turn and end - 1 not in still:
+            units.append(slice(first, end))
+            first = end
+    return units
+
+
+def pairs(part: Part) -> Iterator[tuple[int, int]]:
+    """Return the (awake ranks, moments) of a part."""
+    return zip(part[::2], part[1::2], strict=True)
+
+
+def _counted(part: Part, size: int) -> tuple[int, ...]:
+    """The moments of a part, and those at which each of so many ranks was awake."""
+    counts = [0] * (size + 1)
+    for ranks, count in pairs(part):
+        counts[0] += count
+        for place in range(size):
+            if ranks >> place & 1:
+                counts[place + 1] += count
+    return tuple(counts)
+
+
+def _within(parts: Sequence[Part], ranks: int) -> float:
+    """The share of moments at which no ranks but these were awake."""
+    total = within = 0
+    for part in parts:
+        for awake, count in pairs(part):
+            total += count
+            if not awake & ~ranks:
+                within += count
+    return within / total
