@@ -16,6 +16,7 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.diagnosis import diagnose
+from hangwatch.efficiency.straggler_watch import StragglerWatch
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.gpu.reader import Gpus
@@ -31,11 +32,13 @@ from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
 from hangwatch.watchdog import timing
+from hangwatch.watchdog.announcer import Announcer
 from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
+from hangwatch.watchdog.peers.comparison import Comparison
 from hangwatch.watchdog.profiles import Profiler
 from hangwatch.watchdog.stragglers import StragglerLook
 from hangwatch.watchdog.telemetry import Telemetry
@@ -154,6 +157,20 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     reporter = Reporter(hello.facts.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
     telemetry = Telemetry(hello, news, node, [lambda: gpu_metrics(gpus.gpus.node())])
+    stragglers = StragglerLook(
+        hello=hello,
+        news=news,
+        announcer=Announcer(
+            hello=hello,
+            news=news,
+            reporter=reporter,
+            node=node,
+            profiler=Profiler(py_spy, hello.run_dir),
+            watch=StragglerWatch(hello.config.straggler_window_s),
+        ),
+        compare=judge.peers.compare,
+    )
+    judge.peers.comparison = Comparison(stragglers.tell, stragglers.find, stragglers.heard)
     monitor = Monitor(
         hello=hello,
         news=news,
@@ -162,13 +179,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         judge=judge,
         telemetry=telemetry,
         gpus=gpus,
-        stragglers=StragglerLook(
-            hello=hello,
-            news=news,
-            reporter=reporter,
-            node=node,
-            profiler=Profiler(py_spy, hello.run_dir),
-        ),
+        stragglers=stragglers,
     )
     telemetry.open()
     try:

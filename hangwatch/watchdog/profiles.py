@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hangwatch.efficiency.reasons import explain
+from hangwatch.errors import EvidenceError
 from hangwatch.evidence import sources
 from hangwatch.evidence.cgroups import throttled_ns
 from hangwatch.evidence.processes import PROC, delay_ns
@@ -44,47 +44,42 @@ class Profiler:
 
         cost: as of explain(). Raises EvidenceError if the ranks cannot be profiled.
         """
-        profiles = await self._profiles((slow, like), seconds)
-        texts = await self._sources(profiles, (slow.page, like.page))
-        return explain(profiles[0], profiles[1], cost, texts)
+        takes = (self.take(one, seconds) for one in (slow, like))
+        profiles = await asyncio.gather(*takes, return_exceptions=True)
+        for profile in profiles:
+            if isinstance(profile, BaseException):
+                raise profile
+        return await self._explained(slow.page, profiles[0], profiles[1], cost)  # type: ignore[arg-type]
 
-    async def _profiles(self, ranks: Sequence[Profiled], seconds: int) -> list[Profile]:
-        before = [self._kept_ns(one) for one in ranks]
+    async def take(self, one: Profiled, seconds: int) -> Profile:
+        """Profile a rank. Raises EvidenceError if that cannot be."""
+        before = self._kept_ns(one)
         began_ns = time.monotonic_ns()
-        pids = [one.page.identity.pid for one in ranks]
-        records = (self.py_spy.record(pid, seconds, self.run_dir) for pid in pids)
-        found = await asyncio.gather(*records, return_exceptions=True)
+        who = one.page.identity
+        samples = await self.py_spy.record(who.pid, seconds, self.run_dir)
         passed_ns = time.monotonic_ns() - began_ns
-        profiles = []
-        for one, samples, since in zip(ranks, found, before, strict=True):
-            if isinstance(samples, BaseException):
-                raise samples
-            who = one.page.identity
-            stacks = (replace(at, frames=marked(at.frames, who.program)) for at in samples)
-            delay, throttled = (
-                max(until_ns - since_ns, 0) / passed_ns
-                for since_ns, until_ns in zip(since, self._kept_ns(one), strict=True)
-            )
-            profiles.append(
-                Profile(who.rank, who.pid, one.thread, tuple(stacks), delay, throttled, one.waits)
-            )
-        return profiles
+        delay, throttled = (
+            max(until_ns - since_ns, 0) / passed_ns
+            for since_ns, until_ns in zip(before, self._kept_ns(one), strict=True)
+        )
+        stacks = tuple(replace(at, frames=marked(at.frames, who.program)) for at in samples)
+        return Profile(who.rank, who.pid, one.thread, stacks, delay, throttled, one.waits)
 
-    async def _sources(
-        self, profiles: Iterable[Profile], pages: Iterable[RankPage]
-    ) -> dict[str, str]:
-        """The texts of the user's files that profiles name, as far as they can be had."""
-        files = {
-            frame.file: profile.pid
-            for profile in profiles
-            for one in profile.samples
-            for frame in one.frames
-            if is_user_frame(frame)
-        }
-        age_ns = time.monotonic_ns() - min(page.created_ns for page in pages)
-        started_at = time.time() - age_ns / 1e9
+    async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Why:
+        """Return why a rank of this node takes longer than one of another node.
+
+        page: of the slow one. cost: as of explain(). Raises EvidenceError if they do not run the
+        same files.
+        """
+        if _files_of(slow).isdisjoint(_files_of(like)):
+            raise EvidenceError(f"rank {slow.rank} runs no file that rank {like.rank} runs")
+        return await self._explained(page, slow, like, cost)
+
+    async def _explained(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Why:
+        started_at = time.time() - (time.monotonic_ns() - page.created_ns) / 1e9
+        files = dict.fromkeys(_files_of(slow) | _files_of(like), slow.pid)
         texts, _ = await sources.read_in_time(files, started_at, timing.SOURCES_S, self.proc)
-        return texts
+        return explain(slow, like, cost, texts)
 
     def _kept_ns(self, one: Profiled) -> tuple[int, int]:
         """For how long its thread has waited for a CPU, and a limit has kept its container.
@@ -93,3 +88,8 @@ class Profiler:
         """
         pid = one.page.identity.pid
         return delay_ns(pid, one.thread, self.proc), throttled_ns(pid, self.proc)
+
+
+def _files_of(profile: Profile) -> set[str]:
+    """The files of the user's code that it names."""
+    return {frame.file for one in profile.samples for frame in one.frames if is_user_frame(frame)}

@@ -35,6 +35,7 @@ from hangwatch.metrics.families import NodeCollector, NodeSnapshot, OwnState, Ra
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import Targets, listen
 from hangwatch.model.page import RankPage
+from hangwatch.model.report import Straggler
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
 from hangwatch.watchdog import timing
@@ -145,7 +146,7 @@ class Telemetry:
             arrivals=self._rings.arrivals,
             verdicts=incidents.current,
             announced=Counter(incidents.verdicts),
-            straggler=stragglers.current,
+            straggler=of_this_node(stragglers.current, look),
             straggler_lost_s=stragglers.lost_s,
             straggler_measured_s=stragglers.measured_s,
             own=replace(self._own, failures=failures, lost=dict(self._news.losses)),
@@ -301,3 +302,11 @@ class Rings:
         now_ns = self._now_ns()
         rest_ns = max(timing.RINGS_EVERY_S * 1e9, (now_ns - began_ns) / RINGS_SHARE)
         self._due_ns = now_ns + int(rest_ns)
+
+
+def of_this_node(straggler: Straggler | None, look: Look) -> Straggler | None:
+    """Return a straggler as far as its ranks are on this node: each has one that exports it."""
+    if straggler is None:
+        return None
+    ranks = tuple(rank for rank in straggler.ranks if rank in look.seen)
+    return replace(straggler, ranks=ranks)

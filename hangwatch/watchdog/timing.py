@@ -118,6 +118,10 @@ ANSWER_EVERY_S = 1.0
 """One more incident of others is answered each time: anyone may open some."""
 FULL_ANSWER_EVERY_S = 10.0
 """The same with stacks, for which each rank is stopped for some milliseconds."""
+COMPARING_S = 30.0
+"""Comparing the moments of ten thousand ranks, in a thread."""
+TELL_EVERY_S = 10.0
+"""One more question for moments is answered each time."""
 INCIDENT_WAIT_S = 600.0
 """The wait for the next incident is renewed this often."""
 WAIT_SLICE_S = 0.2
@@ -170,6 +174,13 @@ IN_USE_S = 60.0
 """A group in which nothing was issued for so long need not be compared."""
 ASLEEP_S = 10.0
 """A thread that uses no CPU for so long does not train."""
+
+PROFILE_LATE_S = 3.0
+"""That of another node may come so much later."""
+WHY_S = 6.0
+"""The node that has the stragglers says why they are slow so long after the profile, at most."""
+SPREAD_S = 1.0
+"""Most of the nodes that want to ask the others do so within this; the first one asks."""
 
 # --- Metrics (telemetry.py) ---
 

@@ -1,4 +1,4 @@
-"""An incident of a job on many nodes: seconds, bytes through the store, and memory.
+"""An incident of a job on many nodes, and a search for stragglers: seconds, bytes, memory.
 
 A real TCPStore in a process of its own; two processes are the watchdogs of all nodes but
 one, with 8 simulated ranks each; another is the watchdog that claims the incident. What
@@ -19,30 +19,35 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from bench_diagnose import MIB, SCRIPT, SOURCE, THRESHOLDS, made
 
 from hangwatch.console import News
 from hangwatch.diagnosis import diagnose
+from hangwatch.efficiency.nodes import KEPT, NodeMoments, SlowNodes, find_slow
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.watchdog import timing
+from hangwatch.watchdog.peers.comparison import Comparison
 from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Local, Node, Published, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SIZES = {10: (5, 2), 100: (25, 4), 1280: (80, 16)}
 """Nodes to the replicas and stages of their job; tensor parallel groups of 8."""
 RANKS = 8
 HEADER = (
     "nodes  ranks  light s  full s  published after s  its CPU s  heard after s  KiB a node  "
-    "claimant MiB  packing ms a node  idle bytes"
+    "claimant MiB  packing ms a node  idle bytes  comparing s  its CPU s  KiB a node"
 )
 PARTS = 2
 """Processes that share the nodes."""
@@ -86,7 +91,24 @@ def light(local: Local) -> Local:
     return Local(tuple(replace(rank, threads=None) for rank in local.ranks))
 
 
-def watchdog(number: int, local: Local, heard: asyncio.Event) -> Exchange:
+def moments(number: int, ranks: tuple[int, ...]) -> NodeMoments:
+    """What a node tells of its last minutes; the ranks of the second one are slow."""
+    chance = Random(number)  # noqa: S311 (chance that can be repeated)
+    all_awake, none = (1 << len(ranks)) - 1, 0
+
+    def at() -> int:
+        if number != 1 and chance.random() < 0.35:
+            return none
+        return all_awake if chance.random() < 0.6 else 1 << chance.randrange(len(ranks))
+
+    parts = (Counter(at() for _ in range(30)) for _ in range(KEPT))
+    told = tuple(tuple(chain.from_iterable(sorted(part.items()))) for part in parts)
+    return NodeMoments(f"n{number}", ranks, 3.0, told)
+
+
+def watchdog(
+    number: int, local: Local, heard: asyncio.Event, take: Callable[[SlowNodes], None]
+) -> Exchange:
     by_level = light(local), local
 
     async def answer(full: bool) -> Local:  # noqa: FBT001 (the exchange's callback)
@@ -98,11 +120,13 @@ def watchdog(number: int, local: Local, heard: asyncio.Event) -> Exchange:
 
     ranks = tuple(rank.rank for rank in local.ranks)
     node = Node(f"n{number}:20260102-030405-{number}", f"n{number}", ranks)
-    return Exchange(node, News(2), answer, on_verdict)
+    told = moments(number, ranks)
+    comparison = Comparison(lambda: told, find_slow, lambda found, _: take(found))
+    return Exchange(node, News(2), answer, on_verdict, comparison)
 
 
 async def others(nodes: int, port: int, part: int) -> None:
-    """A part of the watchdogs but the first; ends when they have heard the verdict."""
+    """A part of the watchdogs but the first; they answer until they are ended."""
     numbers = range(1 + part, nodes, PARTS)
     known, _ = simulated(nodes, numbers)
     began = time.process_time()
@@ -111,7 +135,7 @@ async def others(nodes: int, port: int, part: int) -> None:
     packing_s = (time.process_time() - began) / len(known[:50])
     heard = [asyncio.Event() for _ in numbers]
     watchdogs = [
-        watchdog(number, local, event)
+        watchdog(number, local, event, lambda _: None)
         for number, local, event in zip(numbers, known, heard, strict=True)
     ]
     for at in range(0, len(watchdogs), 64):
@@ -125,6 +149,7 @@ async def others(nodes: int, port: int, part: int) -> None:
     print("all know each other", flush=True)
     await asyncio.gather(*(event.wait() for event in heard))
     print(json.dumps({"heard_at": time.monotonic()}), flush=True)
+    await asyncio.Event().wait()
 
 
 async def claimant(nodes: int, port: int, server: int, idle_s: float) -> None:
@@ -132,7 +157,8 @@ async def claimant(nodes: int, port: int, server: int, idle_s: float) -> None:
     timing.GATHER_S = timing.GATHER_FULL_S  # so many nodes on one machine need longer
     (own,), stuck = simulated(nodes, [0])
     world_size = nodes * RANKS
-    one = watchdog(0, own, asyncio.Event())
+    slow: list[SlowNodes] = []
+    one = watchdog(0, own, asyncio.Event(), slow.append)
     await one.join("127.0.0.1", port, PREFIX, world_size)
     await asyncio.to_thread(sys.stdin.readline)
     quiet = _moved(server)
@@ -165,6 +191,14 @@ async def claimant(nodes: int, port: int, server: int, idle_s: float) -> None:
     found["max_mib"] = _resident("VmHWM")
     await asyncio.sleep(1.0)
     found["kib_a_node"] = (_moved(server) - before) / nodes / 1024
+    before, began, cpu = _moved(server), time.monotonic(), time.process_time()
+    await one.compare()
+    found["comparing_s"] = time.monotonic() - began
+    found["comparing_cpu_s"] = time.process_time() - cpu
+    if slow[0].ranks != tuple(range(RANKS, 2 * RANKS)):
+        sys.exit(f"wrong: {slow[0]}")
+    await asyncio.sleep(1.0)
+    found["comparing_kib"] = (_moved(server) - before) / nodes / 1024
     print(json.dumps(found), flush=True)
     await one.close()
 
@@ -252,7 +286,9 @@ def main() -> None:
                 f"{nodes:5d} {nodes * RANKS:6d} {one['light_s']:8.2f} {one['full_s']:7.2f} "
                 f"{one['total_s']:18.2f} {one['cpu_s']:10.2f} {heard_s:12.2f} "
                 f"{one['kib_a_node']:11.1f} {one['max_mib']:13.0f} "
-                f"{one['packing_s'] * 1000:18.1f} {one['idle_bytes']:10d}"
+                f"{one['packing_s'] * 1000:18.1f} {one['idle_bytes']:10d} "
+                f"{one['comparing_s']:12.2f} {one['comparing_cpu_s']:10.2f} "
+                f"{one['comparing_kib']:11.1f}"
             )
 
 

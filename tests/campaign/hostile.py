@@ -8,8 +8,11 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch.efficiency.nodes import NodeMoments, SlowNodes
 from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.model.profile import Profile
+from hangwatch.model.report import Why
 from hangwatch.model.snapshot import ProcessState, RankSnapshot
 from hangwatch.model.verdict import Verdict
 from hangwatch.watchdog.peers.messages import (
@@ -33,6 +36,7 @@ STRANGER = "stranger:run"
 _SET, _GET, _ADD, _CHECK, _DELETE_KEY = 1, 3, 4, 5, 8
 _U64 = struct.Struct("=Q")
 _I64 = struct.Struct("=q")
+RANKS = (0, 1, 10**9, -1)
 COUNTERS = (10**6, 10**9, 2**62, -1, -(2**63))
 
 
@@ -78,8 +82,27 @@ def content(key: str, dice: random.Random) -> bytes:
         "roster": lambda: [codec.compress(codec.dumps(nodes())), _many_nodes()],
         "answer": lambda: answers(rest[-1] if rest else "", dice),
         "blob": lambda: [bytes(8 << 20)],
+        "moments": lambda: [codec.compress(codec.dumps(false_moments(dice)))],
+        "slow": lambda: [codec.dumps(false_stragglers(dice))],
+        "why": lambda: [
+            codec.compress(codec.dumps(Why(Reason.USER_CODE, like=dice.choice(RANKS))))
+        ],
+        "like": lambda: [codec.compress(codec.dumps(Profile(dice.choice(RANKS), -1, 0, ())))],
     }
     return dice.choice([*special.get(kind, list)(), bomb(), deep(), bytes(8 << 20), b""])
+
+
+def false_moments(dice: random.Random) -> NodeMoments:
+    """What a node would tell of its ranks."""
+    parts = ((dice.choice((0, 1, 1 << 62)), dice.choice((1, -1, 1 << 60))),) * dice.choice((1, 170))
+    unknown = dice.choice(("", "\x1b[2J\nhangwatch: all is well", "R" * 9999))
+    return NodeMoments("stranger", dice.choice(((0, 1), (5, -1))), 3.0, parts, unknown=unknown)
+
+
+def false_stragglers(dice: random.Random) -> SlowNodes:
+    """That ranks make the job slow, as the nodes would find it."""
+    ranks = dice.choice(((0,), (1,), (10**9, -1), ()))
+    return SlowNodes(ranks, dice.choice((0.5, 7.0, -1.0)), dice.choice(RANKS), "stranger")
 
 
 def false_verdict(dice: random.Random) -> Verdict:
@@ -210,6 +233,15 @@ def claim_many_with_verdicts(stranger: Stranger, dice: random.Random) -> None:
         stranger.set(f"incident/{number}", codec.dumps(Incident(STRANGER, "n", full=False)))
 
 
+def ask_for_moments(stranger: Stranger, dice: random.Random) -> None:
+    """All that could be next asks for moments, and says what they show."""
+    first = stranger.add("rounds", 0) + 1
+    for number in range(first, first + 100):
+        stranger.set(f"slow/{number}", codec.dumps(false_stragglers(dice)))
+        asks = Incident(STRANGER, "n", full=False, moments=True)
+        stranger.set(f"incident/{number}", codec.dumps(asks))
+
+
 def claim_without_verdict(stranger: Stranger, _: random.Random) -> None:
     """All that could be next is taken, and nothing comes of it."""
     first = stranger.add("rounds", 0) + 1
@@ -277,6 +309,7 @@ def delete_all(stranger: Stranger, _: random.Random) -> None:
 DEEDS: tuple[Callable[[Stranger, random.Random], None], ...] = (
     claim_with_verdict,
     claim_many_with_verdicts,
+    ask_for_moments,
     claim_without_verdict,
     count_joined,
     count_ranks,

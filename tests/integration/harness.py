@@ -140,7 +140,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
             out.read_text(errors="replace"),
             err.read_text(errors="replace"),
             read_reports(reports),
-            _read_run(reports),
+            read_run(reports),
             said.announced,
             survivors,
             said.verdicts,
@@ -233,7 +233,8 @@ def read_reports(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _read_run(directory: Path) -> dict[str, Any] | None:
+def read_run(directory: Path) -> dict[str, Any] | None:
+    """run.json of the run below a report directory."""
     for path in directory.glob("[!.l]*/run.json"):
         content: dict[str, Any] = json.loads(path.read_bytes())
         return content

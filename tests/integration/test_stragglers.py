@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from control_groups import CPU, control_group, takes_root
-from harness import PROGRAMS, RECORDED, watch
-from waiting import NoAnswerError
+from harness import PROGRAMS, RECORDED, read_run, watch
+from hosts import hosts, launch, needs_hosts
+from waiting import NoAnswerError, until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness import Result
+    from hosts import Host
 
 PROGRAM = PROGRAMS / "slow_ranks.py"
 WINDOW_S = 10
@@ -40,6 +44,15 @@ WITH = {
 ONE_AFTER_THE_OTHER = ("pipeline",)
 """Some ranks wait in any turn of these, so that the cost is known from below only."""
 WITHOUT = ("by_turns", "by_chance", "all_alike", "evaluates", "hidden", "compiles_once")
+ON_HOSTS = {
+    "two_of_a_node": (2, (2, 3), "user_code", "work(ms)"),
+    "one_late": (2, (2,), "user_code", "work(ms)"),
+    "pipeline": (2, (2,), "user_code", "work(ms)"),
+    "workers": (2, (1,), "data_loading", "time.sleep"),
+    "local_sgd": (4, (1,), "user_code", "work(ms)"),
+}
+"""Kinds of the program: on how many hosts, and the same."""
+SLOW_ON_HOSTS_S = 40
 TOLERANCE = 0.12
 """Of the cost: twenty seconds are measured, on a machine that does other things."""
 
@@ -61,26 +74,29 @@ def run(kind: str) -> Result:
         )
 
 
-def turns_ms(result: Result) -> tuple[float, float]:
+def turns_ms(stdout: str) -> tuple[float, float]:
     """What a turn takes without and with the fault."""
     healthy, slow = (
-        float(re.findall(rf"^{part} ([\d.]+)", result.stdout, re.MULTILINE)[0])
+        float(re.findall(rf"^{part} ([\d.]+)", stdout, re.MULTILINE)[0])
         for part in ("healthy", "slow")
     )
     return healthy, slow
 
 
-def marks(kind: str) -> list[pytest.MarkDecorator]:
-    own = [] if kind in ("one_late", "tensor_parallel") else [pytest.mark.campaign]
+def marks(kind: str, *often: str) -> list[pytest.MarkDecorator]:
+    own = [] if kind in often else [pytest.mark.campaign]
     return [*own, takes_root] if kind == "throttled" else own
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in WITH])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=marks(kind, "one_late", "tensor_parallel")) for kind in WITH],
+)
 def test_the_slow_ranks_are_named_with_what_they_cost(kind: str) -> None:
     result = run(kind)
     assert result.exit_code == 0
     assert result.reports == []
-    healthy_ms, slow_ms = turns_ms(result)
+    healthy_ms, slow_ms = turns_ms(result.stdout)
     assert result.run is not None
     assert result.run["straggler_watch"]["unknown"] is None
     found = result.run["stragglers"]
@@ -112,3 +128,61 @@ def test_a_job_without_a_straggler_is_told_none(kind: str) -> None:
     assert result.run["stragglers"] == []
     assert result.run["straggler_watch"]["unknown"] is None
     assert "STRAGGLER" not in result.stderr
+
+
+def run_on_hosts(where: Path, kind: str, count: int, slow_s: int) -> list[Host]:
+    """Run the job on some hosts, to its end."""
+    with hosts(where, count) as made:
+        options = [f"--straggler-window={WINDOW_S}"]
+        arguments = (PROGRAM.name, kind, str(HEALTHY_S), str(slow_s))
+        launch(made, *arguments, options=options, nproc=4 // count)
+        until(lambda: all(host.exit_code() is not None for host in made), "the job's end")
+    assert [host.exit_code() for host in made] == [0] * count
+    assert [host.reports() for host in made] == [[]] * count
+    return made
+
+
+@needs_hosts
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=marks(kind, "two_of_a_node")) for kind in ON_HOSTS]
+)
+def test_the_slow_ranks_of_several_hosts_are_named_on_all_of_them(
+    kind: str, tmp_path: Path
+) -> None:
+    count, ranks, reason, line = ON_HOSTS[kind]
+    made = run_on_hosts(tmp_path, kind, count, SLOW_ON_HOSTS_S)
+    healthy_ms, slow_ms = turns_ms((made[0].where / "stdout").read_text())
+    cost = 1 - healthy_ms / slow_ms
+    here = made[ranks[0] * count // 4]
+    for host in made:
+        account = read_run(host.where / "reports")
+        assert account is not None
+        assert account["straggler_watch"]["unknown"] is None
+        found = account["stragglers"]
+        if not found:
+            raise NoAnswerError(f"no straggler was told of {kind}")
+        assert [one["ranks"] for one in found] == [list(ranks)]
+        assert found[0]["reason"] == reason
+        assert line in found[0]["site"]["source"]
+        if kind in ONE_AFTER_THE_OTHER:
+            assert 0.05 <= found[0]["fraction"] < cost + TOLERANCE
+        else:
+            assert found[0]["fraction"] == pytest.approx(cost, abs=TOLERANCE)
+        said = host.said()
+        assert said.count("hangwatch: STRAGGLER (") == 1
+        assert (f"(reported by node {here.name})" in said) == (host is not here)
+        assert (f"rank {ranks[0]} is process" in said) == (host is here)
+
+
+@needs_hosts
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("kind", "count"), [("by_turns", 2), ("by_chance", 2), ("evaluates", 2), ("all_alike", 4)]
+)
+def test_hosts_without_a_straggler_are_told_none(kind: str, count: int, tmp_path: Path) -> None:
+    for host in run_on_hosts(tmp_path, kind, count, SLOW_S):
+        account = read_run(host.where / "reports")
+        assert account is not None
+        assert account["stragglers"] == []
+        assert account["straggler_watch"]["unknown"] is None
+        assert "STRAGGLER" not in host.said()

@@ -148,6 +148,7 @@ CHOSEN = {
     "zoo/test_zoo.py": tuple(f"{test}[{case}]" for test, cases in ZOO.items() for case in cases),
     "integration/test_stragglers.py": (
         "test_the_slow_ranks_are_named_with_what_they_cost[one_late]",
+        "test_the_slow_ranks_of_several_hosts_are_named_on_all_of_them[two_of_a_node]",
     ),
     "integration/test_costly_mistakes.py": ("test_several_mistakes_are_told_once_at_the_end",),
     "integration/test_analyze.py": (

@@ -43,8 +43,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
         "verdict",
     ),
     "watchdog": (
-        *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "profiles"),
-        *("stragglers", "telemetry", "monitor", "daemon", "__main__"),
+        *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "moments"),
+        *("profiles", "announcer", "stragglers", "telemetry", "monitor", "daemon", "__main__"),
     ),
     "commands": ("timing", "runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }

@@ -12,7 +12,7 @@ from made_pages import page
 from hangwatch.errors import EvidenceError
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Reason
-from hangwatch.model.profile import StackSamples
+from hangwatch.model.profile import Profile, StackSamples
 from hangwatch.model.snapshot import Frame
 from hangwatch.watchdog.profiles import Profiled, Profiler
 
@@ -81,6 +81,20 @@ def test_a_rank_that_waits_for_a_cpu_meanwhile(tmp_path: Path) -> None:
     at = {701: ("/train.py", 2), 700: ("/train.py", 1)}
     spy = MadePySpy(at, tmp_path / "proc", {701: 1000.0})
     assert ask(spy, tmp_path) == (Reason.CPU_CONTENTION, None)
+
+
+def test_a_rank_of_another_node_that_runs_other_files(tmp_path: Path) -> None:
+    profiler = Profiler(cast("PySpy", None), tmp_path)
+
+    def profile(rank: int, *frames: Frame) -> Profile:
+        return Profile(rank, 700, 700, (StackSamples(700, 700, "MainThread", frames, 200),))
+
+    slow, like = profile(2, Frame("/a/train.py", 2, "main")), Frame("/a/train.py", 1, "main")
+    why = asyncio.run(profiler.compare(page(2), slow, profile(0, like), 0.5))
+    assert (why.reason, why.like) == (Reason.USER_CODE, 0)
+    for frames in ((Frame("/b/train.py", 2, "main"),), ()):
+        with pytest.raises(EvidenceError, match="rank 2 runs no file that rank 0 runs"):
+            asyncio.run(profiler.compare(page(2), slow, profile(0, *frames), 0.5))
 
 
 def test_where_one_cannot_be_profiled_the_other_one_is_not_left_behind(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from made_hello import hello
 from made_pages import WORLD, group, page
 
+from hangwatch.efficiency.nodes import SlowNodes
 from hangwatch.efficiency.straggler_watch import StragglerWatch
 from hangwatch.errors import EvidenceError, PageError
 from hangwatch.evidence.pages.finder import OpenPage, Seen
@@ -18,17 +19,21 @@ from hangwatch.evidence.pages.look import Look, Waiting
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.page import PageMoment, RankPage
+from hangwatch.model.profile import Profile, StackSamples
 from hangwatch.model.report import Why
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import Config
 from hangwatch.watchdog import timing
+from hangwatch.watchdog.announcer import Announcer
 from hangwatch.watchdog.incident.reporter import Reporter
-from hangwatch.watchdog.stragglers import Moments, StragglerLook, rank_moments
+from hangwatch.watchdog.moments import Moments, rank_moments
+from hangwatch.watchdog.stragglers import StragglerLook
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hangwatch.console import News
+    from hangwatch.watchdog.peers.comparison import Talk
     from hangwatch.watchdog.profiles import Profiled, Profiler
 
 pytest_plugins = ["said_news"]
@@ -118,19 +123,88 @@ class MadeProfiler:
         assert (slow.thread, like.thread) == (7, 7)
         return self.found.pop(0)
 
+    async def take(self, one: Profiled, _: int) -> Profile:
+        stacks = [StackSamples(7, 7, "MainThread", (), count) for count in range(1, 151)]
+        who = one.page.identity
+        return Profile(who.rank, who.pid, one.thread, tuple(stacks), waits=one.waits)
+
+    async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Why:
+        assert page.identity.rank == slow.rank
+        assert cost == 0.4
+        return Why(Reason.USER_CODE, OTHER_LINE, 0.5, like.rank, 0.0)
+
+
+@dataclass
+class MadePeers:
+    """The other nodes, which do not answer."""
+
+    asked: int = 0
+
+    async def __call__(self) -> str:
+        self.asked += 1
+        return "the other nodes cannot be asked: no store"
+
 
 @pytest.fixture
 def look(tmp_path: Path, news: News, said: Path) -> StragglerLook:
-    config = Config(straggler_window_s=WINDOW_S)
+    made = hello(tmp_path, Config(straggler_window_s=WINDOW_S))
     fd = os.open(said, os.O_WRONLY | os.O_APPEND)
     reporter = Reporter(None, news, "", fd)
     return StragglerLook(
-        hello=hello(tmp_path, config),
+        hello=made,
         news=news,
-        reporter=reporter,
-        node="node-a",
-        profiler=cast("Profiler", MadeProfiler()),
+        announcer=Announcer(
+            hello=made,
+            news=news,
+            reporter=reporter,
+            node="node-a",
+            profiler=cast("Profiler", MadeProfiler()),
+            watch=StragglerWatch(WINDOW_S),
+        ),
+        compare=MadePeers(),
     )
+
+
+@dataclass
+class MadeTalk:
+    """The other nodes, of which one says something."""
+
+    message: Profile | Why | None = None
+    said: list[tuple[str, Profile | Why]] = field(default_factory=list)
+
+    async def say(self, what: str, message: Profile | Why) -> None:
+        self.said.append((what, message))
+
+    async def hear(self, what: str, kind: type, *_: float) -> Profile | Why | None:
+        assert (what, kind) in (("like", Profile), ("why", Why))
+        return self.message if isinstance(self.message, kind) else None
+
+
+def peers_of(look: StragglerLook) -> MadePeers:
+    return cast("MadePeers", look.compare)
+
+
+def hear(look: StragglerLook, found: SlowNodes, message: Profile | Why | None = None) -> MadeTalk:
+    """Hear what the nodes have found, and wait until it is told."""
+    talk = MadeTalk(message)
+
+    async def heard() -> None:
+        look.heard(found, cast("Talk", talk))
+        await look.settle()
+
+    asyncio.run(heard())
+    return talk
+
+
+def look_for(
+    look: StragglerLook, job: Job, seconds: int, monkeypatch: pytest.MonkeyPatch, since_s: int = 0
+) -> int:
+    """Look at rank 1 being slow, once a second, and let that be the time."""
+    for second in range(since_s, since_s + seconds):
+        slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
+        monkeypatch.setattr(Hello, "elapsed_s", lambda _, at_s=second + 1.0: at_s)
+        look_at(look, job)
+    return since_s + seconds
 
 
 def slow_second_rank(job: Job, numbers: range) -> None:
@@ -207,6 +281,7 @@ def look_at(look: StragglerLook, job: Job) -> None:
 
     async def looked() -> None:
         look.look(job.look(), stuck=False)
+        await asyncio.sleep(0.001)  # for a question to the other nodes
         await look.settle()
 
     asyncio.run(looked())
@@ -234,7 +309,7 @@ def test_a_straggler_is_told_and_stands_in_the_account(look: StragglerLook, said
 
 
 def test_it_is_told_with_its_reason(look: StragglerLook, said: Path) -> None:
-    profiler = cast("MadeProfiler", look.profiler)
+    profiler = cast("MadeProfiler", look.announcer.profiler)
     profiler.found = [Why(Reason.USER_CODE, LINE, 0.75, 0, 0.0)]
     watch(look, Job(), 40)
     text = " ".join(said.read_text().split())
@@ -251,7 +326,7 @@ def test_one_that_is_seldom_late_is_told_why_once_it_is(
     monkeypatch.setattr(timing, "MOMENTS_KNOWN_S", 0.0)
     writes = Why(Reason.CHECKPOINT_IO, LINE, 1.0, 0, 0.0)
     over_too_soon = Why(Reason.USER_CODE, OTHER_LINE, 1.0, 0, 0.0)
-    profiler = cast("MadeProfiler", look.profiler)
+    profiler = cast("MadeProfiler", look.announcer.profiler)
     profiler.found = [Why(like=0), over_too_soon, Why(like=0), writes]
     job = Job()
     watch(look, job, 20)
@@ -277,7 +352,7 @@ def test_one_that_does_the_same_as_others_just_now_is_not_profiled(
     monkeypatch.setattr(StragglerWatch, "is_seldom", True)
     watch(look, Job(), 16)
     assert said.read_text().count("STRAGGLER") == 1
-    assert cast("MadeProfiler", look.profiler).asked == []
+    assert cast("MadeProfiler", look.announcer.profiler).asked == []
 
 
 def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said: Path) -> None:
@@ -289,7 +364,7 @@ def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said:
     text = " ".join(said.read_text().split())
     assert text.count("STRAGGLER") == 1
     assert "not seen the profiles of the ranks: py-spy was not found" in text
-    assert len(cast("MadeProfiler", look.profiler).asked) == 1
+    assert len(cast("MadeProfiler", look.announcer.profiler).asked) == 1
 
 
 def test_nothing_is_told_of_a_job_that_is_stuck(look: StragglerLook, said: Path) -> None:
@@ -304,7 +379,6 @@ def test_nothing_is_told_of_a_job_that_is_stuck(look: StragglerLook, said: Path)
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"world_size": 4}, "ranks of several nodes are not compared"),
         ({"world_size": 1}, "the job has one rank"),
         (
             {"groups": (replace(group(backend="nccl"), slot=1, changed_ns=40 * S),)},
@@ -382,3 +456,114 @@ def test_ranks_that_were_restarted_begin_anew(look: StragglerLook) -> None:
     look.restarted()
     assert look.watch.export().current is None
     assert [one.ranks for one in look.conclude().found] == [(1,)]
+
+
+class TestSeveralNodes:
+    """The ranks of this node are two of four."""
+
+    @pytest.fixture
+    def job(self) -> Job:
+        return Job(changes={"world_size": 4})
+
+    def test_the_others_are_asked_once_there_is_something_to_compare(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(timing, "SPREAD_S", 0.0)
+        seen_s = look_for(look, job, 14, monkeypatch)
+        assert peers_of(look).asked == 0
+        look_for(look, job, 12, monkeypatch, seen_s)
+        assert peers_of(look).asked == 2
+        # It is said only if they cannot be asked again and again: the job may be at its end.
+        assert look.conclude().unknown == "the other nodes cannot be asked: no store"
+
+    def test_a_run_that_is_too_short(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        look_for(look, job, 12, monkeypatch)
+        assert "16 s are needed (--straggler-window)" in look.conclude().unknown
+
+    def test_what_it_tells(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        assert "the native recorder does" in look.tell().unknown
+        look_for(look, job, 12, monkeypatch)
+        told = look.tell()
+        assert (told.host, told.ranks, told.part_s, told.unknown) == ("node-a", (0, 1), 0.5, "")
+        # Rank 1 is awake all the time, rank 0 at every other moment.
+        assert {ranks for part in told.parts for ranks in part[::2]} == {2, 3}
+        look.hello = hello(tmp_path, Config(stragglers=False))
+        assert look.tell().unknown == "--no-stragglers was given"
+
+    def test_a_straggler_of_this_node_is_told_and_the_others_told_why(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch, said: Path
+    ) -> None:
+        cast("MadeProfiler", look.announcer.profiler).found = [
+            Why(Reason.USER_CODE, LINE, 0.75, 0, 0.0)
+        ]
+        look_for(look, job, 20, monkeypatch)
+        talk = hear(look, SlowNodes((1,), 0.4, 0, "node-a", since_s=15.0, window_s=10.0))
+        text = " ".join(said.read_text().split())
+        assert "STRAGGLER (40 % of the time) The other ranks wait for rank 1" in text
+        assert "cause Rank 1 is at train.py:12 for 75 % of its time, rank 0 for 0 %." in text
+        assert [what for what, _ in talk.said] == ["why"]
+        assert look.watch.current_ranks == (1,)
+        hear(look, SlowNodes((1,), 0.3, 0, "node-a", since_s=15.0, window_s=10.0))
+        hear(look, SlowNodes(suspected=True))
+        assert said.read_text().count("STRAGGLER") == 1
+        hear(look, SlowNodes())
+        assert "the job no longer waits for rank 1, which has cost it" in said.read_text()
+        (straggler,) = look.conclude().found
+        assert straggler.fraction == 0.3
+        assert straggler.why.site == LINE
+
+    def test_one_that_is_slow_as_a_whole_is_compared_with_another(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch, said: Path
+    ) -> None:
+        look_for(look, job, 20, monkeypatch)
+        found = SlowNodes((0, 1), 0.4, 3, "node-a", since_s=15.0, window_s=10.0)
+        talk = hear(look, found, Profile(3, 9, 9, ()))
+        text = " ".join(said.read_text().split())
+        assert "cause Rank 0 is at train.py:30 for 50 % of its time, rank 3 for 0 %." in text
+        assert "rank 1 is process 101 on node-a" in text
+        assert isinstance(talk.said[0][1], Why)
+        look.restarted()
+        look_for(look, job, 20, monkeypatch)
+        hear(look, found)
+        text = " ".join(said.read_text().split())
+        assert "profiles of the ranks: that of rank 3, on another node, has not come" in text
+
+    def test_one_of_another_node_is_told_in_one_line(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch, said: Path
+    ) -> None:
+        look_for(look, job, 20, monkeypatch)
+        found = SlowNodes((2,), 0.4, 3, "node-b", since_s=15.0, window_s=10.0)
+        talk = hear(look, found, Why(Reason.USER_CODE, LINE, 0.75, 3, 0.0))
+        assert said.read_text() == (
+            "hangwatch: STRAGGLER (40 % of the time) The other ranks wait for rank 2 again and "
+            "again. Rank 2 is at train.py:12 for 75 % of its time, rank 3 for 0 %. (reported by "
+            "node node-b)\n"
+        )
+        assert talk.said == []
+        (straggler,) = look.conclude().found
+        assert straggler.why.site == LINE
+
+    def test_a_rank_that_others_are_compared_with_is_profiled(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch, said: Path
+    ) -> None:
+        look_for(look, job, 20, monkeypatch)
+        talk = hear(look, SlowNodes((2, 3), 0.4, 1, "node-b", since_s=15.0, window_s=10.0))
+        ((what, profile),) = talk.said
+        assert what == "like"
+        assert isinstance(profile, Profile)
+        assert (profile.rank, profile.pid, profile.thread) == (1, 101, 7)
+        assert len(profile.samples) == 100
+        assert min(one.count for one in profile.samples) == 51
+        text = said.read_text()
+        assert "The other ranks wait for ranks 2 and 3 again and again. (reported by" in text
+
+    def test_why_it_is_not_known_stands_in_the_account(
+        self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        look_for(look, job, 20, monkeypatch)
+        hear(look, SlowNodes(unknown="on node-b, some ranks have ended"))
+        assert look.conclude().unknown == "on node-b, some ranks have ended"

@@ -43,8 +43,10 @@ from hangwatch.report.terminal import (
     format_stragglers,
     format_verdict,
 )
+from hangwatch.report.wording import slow_at
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
+from hangwatch.text import percent, the_ranks
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.stages import Announce
@@ -138,6 +140,13 @@ class Reporter:
     def straggler(self, straggler: Straggler, processes: Mapping[int, str]) -> None:
         """Print that ranks make the job slow. processes: by rank, where it runs."""
         self._print_lines(format_straggler(straggler, processes, self._style()))
+
+    def straggler_elsewhere(self, straggler: Straggler, host: str) -> None:
+        """Print in one line that ranks of another node make the job slow."""
+        who, share = the_ranks(straggler.ranks), percent(straggler.fraction)
+        said = f"STRAGGLER ({share} of the time) The other ranks wait for {who} again and again."
+        why = slow_at(straggler.ranks[0], straggler.why)
+        self.news.say(" ".join([said, *why, f"(reported by node {host})"]))
 
     def stragglers(self, stragglers: Stragglers) -> None:
         """Print what stragglers have cost the job, if there were any."""

@@ -23,6 +23,7 @@ from hangwatch.model.page import Identity
 from hangwatch.model.snapshot import RankSnapshot
 from hangwatch.run.handshake import Hello
 from hangwatch.watchdog import timing
+from hangwatch.watchdog.peers.comparison import Comparison
 from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Gathered, Local, Node, Published
 from hangwatch.watchdog.peers.rounds import node_text
@@ -48,6 +49,7 @@ class Peers:
     answer: Callable[[bool], Awaitable[Local]]
     heard: Callable[[Published], None]
     news: News
+    comparison: Comparison | None = None
     exchange: Exchange | None = None
     """None before they are joined, and if all ranks of the job are on this node."""
     store_address: str = ""
@@ -82,6 +84,12 @@ class Peers:
         if full:
             self.news.debug("asking the other nodes for all evidence")
         return await self.exchange.ask(full=full)
+
+    async def compare(self) -> str:
+        """Have the moments of all nodes compared; return why that cannot be, for people."""
+        if self.exchange is None:
+            return "the other nodes have not been joined"
+        return await self.exchange.compare()
 
     async def missing(self, gathered: Gathered | None) -> Missing:
         """Find out which of the nodes that were not heard are lost."""
@@ -141,7 +149,8 @@ class Peers:
         self._begin(own, rank, look).roster = lost.roster
 
     def _begin(self, node: Node, rank: Identity, look: Look) -> Exchange:
-        self.exchange = exchange = Exchange(node, self.news, self.answer, self.heard)
+        exchange = Exchange(node, self.news, self.answer, self.heard, self.comparison)
+        self.exchange = exchange
         self._joined_ns = look.now_ns
         self._join = self._tasks.start(self._connect(exchange, rank))
         return exchange

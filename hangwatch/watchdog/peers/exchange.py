@@ -20,6 +20,7 @@ from hangwatch.model import codec
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.peers import rounds
+from hangwatch.watchdog.peers.comparison import Comparison
 from hangwatch.watchdog.peers.messages import (
     MAX_INCIDENT_BYTES,
     Gathered,
@@ -35,7 +36,11 @@ ANSWERS = 30
 """Incidents of others that are answered at once, and one more each time."""
 FULL_ANSWERS = 8
 """The same with stacks, for which each rank is stopped for some milliseconds."""
+TELLS = 3
+"""The same for the moments of the last minutes."""
 ANSWERED_AT_ONCE = 8
+KEPT = 16
+"""Incidents that are over and remembered."""
 ATTEMPTS = 3
 """Owners of an incident that may fail one after the other before a node goes on alone."""
 
@@ -73,11 +78,13 @@ class Exchange:
         news: News,
         answer: Callable[[bool], Awaitable[Local]],
         on_verdict: Callable[[Published], None],
+        comparison: Comparison | None = None,
     ) -> None:
         self._node = node
         self._news = news
         self._answer = answer
         self._on_verdict = on_verdict
+        self._comparison = comparison
         self._world_size = 0
         # As few connections as can be: for each the job's store asks the name service for the
         # client's name, in its only thread.
@@ -85,11 +92,14 @@ class Exchange:
         self._listening: Store | None = None
         self._open: dict[int, asyncio.Future[bool]] = {}
         """Incidents of other nodes that are under way; True once a verdict came."""
+        self._over: dict[int, bool] = {}
+        """The same of the last ones that are over."""
         self._silent: frozenset[Node] = frozenset()
         """Nodes that did not answer the last time: they are not waited for as long again."""
         self._tasks = Tasks()
         # Anyone may open incidents: to answer them must not hold up the ranks of this node.
         self._may_answer = Allowance(ANSWERS, timing.ANSWER_EVERY_S)
+        self._may_tell = Allowance(TELLS, timing.TELL_EVERY_S)
         self._may_answer_in_full = Allowance(FULL_ANSWERS, timing.FULL_ANSWER_EVERY_S)
         self._hearing = asyncio.Semaphore(ANSWERED_AT_ONCE)
         self._asking = asyncio.Lock()
@@ -145,13 +155,36 @@ class Exchange:
                 # Two questions of this node would take each other for a node that takes over.
                 async with self._asking:
                     gathered = await self._claim(incident)
-                if gathered and (gathered.owner or await self._heard_verdict(gathered.round)):
+                if gathered.owner or await self._heard_verdict(gathered.round):
                     return gathered
         except StoreLostError as error:
             self._lost(error)
             return Gathered(owner=True, round=0, unseen=(f"other nodes were not asked: {error}",))
         note = "other nodes were not asked: the watchdogs that took the incident have not concluded"
         return Gathered(owner=True, round=0, unseen=(note,))
+
+    async def compare(self) -> str:
+        """Have the moments of all nodes compared; return why that cannot be, for people.
+
+        Nothing is asked if another node does so at this moment, or while there is an incident.
+        """
+        store, comparison, own = self._store, self._comparison, self._node.node
+        if store is None or comparison is None:
+            return f"the other nodes cannot be asked: {self.why_not}"
+        try:
+            async with self._asking:
+                number = self._next
+                incident = Incident(own, secrets.token_hex(8), full=False, moments=True)
+                if self._open or not await rounds.claim(store, number, incident):
+                    return ""
+                self._next = max(self._next, number + 1)
+            if sum(len(node.ranks) for node in self.roster) < self._world_size:
+                self.roster = await rounds.known_nodes(store, self._world_size) or self.roster
+            await comparison.lead(store, number, own, self.roster, self._world_size)
+        except StoreLostError as error:
+            self._lost(error)
+            return f"the other nodes cannot be asked: {error}"
+        return ""
 
     async def publish(self, number: int, published: Published) -> None:
         """Publish the conclusion of an incident of this node."""
@@ -167,17 +200,22 @@ class Exchange:
         await self._tasks.settle()
         self._leave()
 
-    async def _claim(self, incident: Incident) -> Gathered | None:
-        """Gather for an incident of this node; owner is False if another one is under way.
+    async def _claim(self, incident: Incident) -> Gathered:
+        """Gather for an incident of this node.
 
-        None if another node has taken over, since this one took too long.
+        Owner is False if another one is under way, or has taken over since this one took too long.
         """
         store = self._store
         if store is None:
             raise StoreLostError(self.why_not)
-        number = min(self._open, default=self._next)
-        if number in self._open or not await rounds.claim(store, number, incident):
-            return Gathered(owner=False, round=number)
+        first = min(self._open, default=self._next)
+        for number in range(first, first + rounds.PASSED_OVER):
+            if number not in self._open and await rounds.claim(store, number, incident):
+                break
+            if number in self._open or not await rounds.asks_for_moments(store, number):
+                return Gathered(owner=False, round=number)
+        else:
+            return Gathered(owner=False, round=first)
         reach(Point.CLAIMED)
         self._next = max(self._next, number + 1)
         self.roster = await rounds.known_nodes(store, self._world_size) or self.roster
@@ -189,10 +227,13 @@ class Exchange:
         }
         gathered = await rounds.gather(store, number, patience_s, self.roster, self._world_size)
         self._silent = frozenset(gathered.silent)
-        return None if await rounds.is_taken_over(store, number) else gathered
+        later = await rounds.taken_over_by(store, number)
+        return gathered if later is None else Gathered(owner=False, round=later)
 
     async def _heard_verdict(self, number: int) -> bool:
         """Wait for the verdict on another node's incident; False if none comes."""
+        if number in self._over:
+            return self._over[number]
         heard = self._opened(number)
         try:
             # A little more than _heard() takes at most.
@@ -233,7 +274,13 @@ class Exchange:
         try:
             incident: Incident = codec.loads(Incident, data, MAX_INCIDENT_BYTES)
             own, store = self._node.node, self._store
-            if incident.owner == own or store is None or not self._may_answer.take():
+            if incident.owner == own or store is None:
+                return
+            if incident.moments:
+                if self._comparison is not None and self._may_tell.take():
+                    await self._comparison.follow(store, number, own, self._world_size)
+                return
+            if not self._may_answer.take():
                 return
             self._opened(number)
             reach(Point.ASKED)
@@ -265,6 +312,9 @@ class Exchange:
         return self._open[number]
 
     def _close(self, number: int, *, heard: bool) -> None:
+        self._over[number] = heard
+        if len(self._over) > KEPT:
+            del self._over[min(self._over)]
         over = self._open.pop(number, None)
         if over is not None and not over.done():
             over.set_result(heard)

@@ -71,6 +71,8 @@ class Incident:
     nonce: str
     full: bool
     """With stacks and recorders; else only the pages and /proc."""
+    moments: bool = False
+    """No incident, but a question for the moments of the last minutes (comparison.py)."""
 
 
 @dataclass(frozen=True, slots=True)

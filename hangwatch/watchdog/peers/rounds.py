@@ -57,6 +57,8 @@ from hangwatch.watchdog.peers.store import Store, StoreLostError
 
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
+PASSED_OVER = 64
+"""Numbers of questions for moments in a row, at most: anyone may set some."""
 _REJOINED = 4
 """So many times over the nodes of a job are looked for among all entries."""
 _KEPT = 4
@@ -144,9 +146,23 @@ async def claim(store: Store, number: int, incident: Incident) -> bool:
     return held == ours
 
 
-async def is_taken_over(store: Store, number: int) -> bool:
-    """Return True if another node has opened the next incident: this one took too long."""
-    return await store.check([_incident(number + 1)])
+async def asks_for_moments(store: Store, number: int) -> bool:
+    """Return True if what was opened under this number is no incident (comparison.py)."""
+    data = await store.get(_incident(number), MAX_INCIDENT_BYTES) or b""
+    with suppress(codec.CodecError):
+        incident: Incident = codec.loads(Incident, data, MAX_INCIDENT_BYTES)
+        return incident.moments
+    return False
+
+
+async def taken_over_by(store: Store, number: int) -> int | None:
+    """Return the next incident, if another node has opened it: this one took too long."""
+    for later in range(number + 1, number + 1 + PASSED_OVER):
+        if not await store.check([_incident(later)]):
+            break
+        if not await asks_for_moments(store, later):
+            return later
+    return None
 
 
 async def send(
@@ -177,7 +193,7 @@ async def gather(
     for limit_s in sorted(set(patience_s.values()), reverse=True):
         some = [keys[node] for node, seconds in patience_s.items() if seconds == limit_s]
         left_s = limit_s - (time.monotonic() - began)
-        all_there = await _wait(store, some, left_s) and all_there
+        all_there = await wait_for(store, some, left_s) and all_there
     there = {n: key for n, key in keys.items() if all_there or await store.check([key])}
     silent = tuple(node for node in keys if node not in there)
     unseen = [f"{node_text(node)} did not answer within {patience_s[node]:g} s" for node in silent]
@@ -245,7 +261,7 @@ async def await_verdict(
 
     Raises CodecError.
     """
-    if not await _wait(store, [_verdict(number)], timeout_s):
+    if not await wait_for(store, [_verdict(number)], timeout_s):
         return None
     data = await store.get(_verdict(number), MAX_MESSAGE_BYTES) or b""
     published: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
@@ -264,7 +280,7 @@ def node_text(node: Node) -> str:
     return f"{node.host} (rank{'s' if len(node.ranks) != 1 else ''} {fold_ranks(node.ranks)})"
 
 
-async def _wait(store: Store, keys: list[str], timeout_s: float) -> bool:
+async def wait_for(store: Store, keys: list[str], timeout_s: float) -> bool:
     """Wait until all keys are set; False if they are not in time. Others can use the store."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:

@@ -104,6 +104,11 @@ def two_late():
     late(25, 1, 2)
 
 
+def two_of_a_node():
+    work(40)
+    late(60, 2, 3)
+
+
 def first_writes():
     work(40)
     if slow and rank == 0:
