@@ -174,8 +174,11 @@ class NodeWatch:
             self._pause = min(_LONGER * self._pause, _MOST_PAUSE)
 
     def _waited(self, since_s: float = 0.0) -> Waited:
-        seen = [bits for at_s, bits, _ in self._seen if at_s >= since_s]
-        total = max(len(seen), 1)
-        awake = [sum(bits >> place & 1 for bits in seen) for place in range(len(self.ranks))]
-        counts = [*awake, sum(bits > 0 for bits in seen)]
-        return Waited(tuple(1 - count / total for count in counts), len(seen))
+        sets = Counter(bits for at_s, bits, _ in self._seen if at_s >= since_s)
+        total = sum(sets.values())
+        awake = [
+            sum(count for bits, count in sets.items() if bits >> place & 1)
+            for place in range(len(self.ranks))
+        ]
+        shares = (1 - count / total for count in (*awake, total - sets[0])) if total else ()
+        return Waited(tuple(shares), total)

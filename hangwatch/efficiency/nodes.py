@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate, pairwise
 from math import comb
 
 from hangwatch.efficiency.stragglers import (
@@ -24,6 +25,7 @@ from hangwatch.efficiency.stragglers import (
     chance,
     estimate,
     excess_of,
+    longest_wait,
     outstanding,
     typical_of,
 )
@@ -164,7 +166,12 @@ class _Job:
             return None
         turn = max(node.turn_parts for node in self.nodes)
         still = frozenset.intersection(*(frozenset(node.still) for node in self.nodes))
-        return _Window(self, parts, factor, turn, frozenset(at - shift for at in still))
+        moved = [at + shift not in still for at in range(length)]
+        # A part without a call lies in the same standstill as the one before it, the next here.
+        left_out = longest_wait(list(accumulate(reversed(moved)))[::-1])
+        kept = [at for at in range(length) if not left_out.start <= at < left_out.stop]
+        told = [[one[at] for at in kept] for one in parts]
+        return _Window(self, told, turn, {new for new, at in enumerate(kept) if not moved[at]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +180,10 @@ class _Window:
 
     job: _Job
     parts: Sequence[Sequence[Part]]
-    """Of each node."""
-    factor: int
+    """Of each node, without the longest standstill: what happens once makes no straggler."""
     turn: int
     """Parts of a turn."""
-    still: frozenset[int]
+    still: Container[int]
     """Those in which no node issued a call."""
 
     def slow(self) -> SlowNodes:
@@ -212,7 +218,8 @@ class _Window:
         return estimate([at - usual for at, usual in zip(least_held, least_waits, strict=True)])
 
     def _blocks(self) -> list[slice]:
-        return [slice(at * self.factor, (at + 1) * self.factor) for at in range(BLOCKS)]
+        ends = [len(self.parts[0]) * at // BLOCKS for at in range(BLOCKS + 1)]
+        return [slice(first, end) for first, end in pairwise(ends) if first < end]
 
     def _awake(self, block: slice) -> dict[int, float]:
         """By rank, the share of a block for which it was awake."""
@@ -226,7 +233,7 @@ class _Window:
     def _may_be_chance(self, ranks: Ranks) -> bool:
         """True if others could have been the last as often."""
         for turns in _TURNS:
-            units = _units(self.factor * BLOCKS, turns * self.turn, self.still)
+            units = _units(len(self.parts[0]), turns * self.turn, self.still)
             of_nodes = self._own_nodes_by_chance(ranks, units)
             likely = [of_nodes, *self._own_ranks_by_chance(ranks, units)]
             if max(likely) <= MOST_BY_CHANCE / len(_TURNS):

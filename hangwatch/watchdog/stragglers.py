@@ -34,6 +34,8 @@ class StragglerLook:
     unknown: str = "the ranks have noted no moments; the native recorder does"
     """Why nothing is known of the last moments."""
     nodes: NodeWatch = field(init=False)
+    _needed_s: float = field(init=False)
+    """For how long it has to be known who waits."""
     _unknown_elsewhere: str = ""
     """Why the nodes could not be compared."""
     _failure: str = ""
@@ -44,6 +46,7 @@ class StragglerLook:
 
     def __post_init__(self) -> None:
         self.nodes = NodeWatch(self.hello.config.straggler_window_s)
+        self._needed_s = self.hello.config.straggler_window_s
 
     @property
     def watch(self) -> StragglerWatch:
@@ -84,10 +87,10 @@ class StragglerLook:
         unknown = self._unknown_elsewhere
         if not self.hello.config.stragglers:
             unknown = "--no-stragglers was given"
-        elif self.watch.measured_s < (needed_s := self._needed_s()):
+        elif self.watch.measured_s < self._needed_s:
             unknown = self.unknown or (
                 f"which rank waits for which was known for {duration(self.watch.measured_s)}, and "
-                f"{duration(needed_s)} are needed (--straggler-window)"
+                f"{duration(self._needed_s)} are needed (--straggler-window)"
             )
         return Stragglers(tuple(self.watch.told), self.watch.measured_s, unknown)
 
@@ -98,9 +101,6 @@ class StragglerLook:
     def restore(self, saved: SavedWatch) -> None:
         """Continue for a watchdog that was killed."""
         self.watch.restore(saved)
-
-    def _needed_s(self) -> float:
-        return self.nodes.needed_s if self.nodes.ranks else self.watch.window_s
 
     def _look(self, look: Look, *, stuck: bool) -> None:
         pages = {rank: look.seen[rank].light for rank in look.waiting}
@@ -120,6 +120,7 @@ class StragglerLook:
             rank: LocalRank(page, threads.get(rank, 0)) for rank, page in pages.items()
         }
         alone = size == len(look.seen)
+        self._needed_s = self.watch.window_s if alone else self.nodes.needed_s
         groups, members = known_groups(pages)
         for moment in moments:
             at_s = (min(at.at_ns for at in moment.values()) - self.hello.started_ns) / 1e9

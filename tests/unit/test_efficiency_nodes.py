@@ -97,13 +97,28 @@ def test_turns_that_are_too_few_to_tell() -> None:
 
 
 def test_parts_without_a_call_are_one_turn() -> None:
-    # A call in each twentieth part.
-    still = tuple(part for part in range(KEPT) if part % 20)
+    # A call in each sixteenth part: ten turns in the longest window.
+    still = tuple(part for part in range(KEPT) if part % 16)
     nodes = [node(0, WAITING, still=still), node(1, held_by(SECOND), still=still)]
     assert find_slow(nodes) == SlowNodes(suspected=True)
     # Another node has issued some in the others.
     nodes.append(node(2, WAITING))
     assert find_slow(nodes).ranks == (3,)
+
+
+def test_what_happens_once_is_left_out() -> None:
+    # For two minutes all wait for rank 3, and nobody issues a call.
+    once = range(5, 45)
+    still = tuple(once)[:-1]
+    slow = [(SECOND, 30) if part in once else working() for part in range(KEPT)]
+    waits = [(NONE, 30) if part in once else working() for part in range(KEPT)]
+    nodes = [
+        node(0, parts=tuple(waits), still=still),
+        node(1, parts=tuple(slow), still=still),
+    ]
+    assert find_slow(nodes) == SlowNodes()
+    # Calls that are issued meanwhile make it many times.
+    assert find_slow([replace(one, still=()) for one in nodes]).suspected
 
 
 class TestTheCurrentOnes:
