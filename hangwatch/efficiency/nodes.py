@@ -112,7 +112,7 @@ def find_slow(
     window = job.window(0, max(round(window_s / nodes[0].part_s / BLOCKS), 1))
     if window is None:
         return SlowNodes(unknown=_MISSING)
-    if window.cost(frozenset(current)).mean < LEAST_FRACTION / 2:
+    if not window.is_short and window.cost(frozenset(current)).mean < LEAST_FRACTION / 2:
         return SlowNodes()
     found = _find(job)
     return found if found.ranks or found.unknown else SlowNodes(suspected=True)
@@ -186,8 +186,15 @@ class _Window:
     still: Container[int]
     """Those in which no node issued a call."""
 
+    @property
+    def is_short(self) -> bool:
+        """True if too little is left without the longest standstill."""
+        return len(self._blocks()) < BLOCKS
+
     def slow(self) -> SlowNodes:
         """The ranks that cost the most in this window."""
+        if self.is_short:
+            return SlowNodes()
         shares = [self._awake(block) for block in self._blocks()]
         excess = excess_of(shares, frozenset(shares[0]))
         ranks = outstanding(excess)

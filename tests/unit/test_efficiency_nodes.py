@@ -121,6 +121,13 @@ def test_what_happens_once_is_left_out() -> None:
     assert find_slow([replace(one, still=()) for one in nodes]).suspected
 
 
+def test_a_window_without_a_call_shows_nothing() -> None:
+    still = tuple(range(KEPT))
+    nodes = [node(0, WAITING, still=still), node(1, held_by(SECOND), still=still)]
+    assert find_slow(nodes) == SlowNodes()
+    assert find_slow(nodes, (3,), 20 * S) == SlowNodes(suspected=True)
+
+
 class TestTheCurrentOnes:
     NODES = (node(0, WAITING), node(1, held_by(SECOND)))
 
