@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from math import ceil, inf, sqrt
 
-from hangwatch.efficiency.nodes import KEPT, LONGER, MOST_RANKS, SHIFTS, NodeMoments, SlowNodes
-from hangwatch.efficiency.straggler_watch import ASSESS_EVERY, StragglerWatch
+from hangwatch.efficiency.nodes import KEPT, MOST_RANKS, SHIFTS, NodeMoments, SlowNodes
+from hangwatch.efficiency.straggler_watch import ASSESS_EVERY, LONGER, StragglerWatch
 from hangwatch.efficiency.stragglers import BLOCKS, LEAST_FRACTION, Ranks
 from hangwatch.model.report import Straggler, Why
 

@@ -4,8 +4,8 @@ Each node knows at moments of its own which of its ranks do not wait (*awake*), 
 each set of them was awake in parts of the last minutes. While ranks hold up the job, nobody else is
 awake on any node. So what they cost is at most the share of time in which that is so, on the node
 where it is the least; less the share in which they wait themselves, which all ranks do while data
-are on their way. Of two nodes this is what they cost; of many, also what the last of many nodes
-usually costs.
+are on their way. Of many nodes that is too much where turns vary much: it contains what the last of
+many nodes usually costs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import comb
 
+from hangwatch.efficiency.straggler_watch import LONGER
 from hangwatch.efficiency.stragglers import (
     BLOCKS,
     LEAST_FRACTION,
@@ -30,8 +31,6 @@ from hangwatch.efficiency.stragglers import (
     typical_of,
 )
 
-LONGER = (1, 2, 4, 8)
-"""Windows that are assessed, in multiples of BLOCKS parts."""
 SHIFTS = range(0, BLOCKS // 2 + 1, 2)
 """Parts by which a window may have ended earlier, and has to show the same ranks."""
 KEPT = LONGER[-1] * BLOCKS + SHIFTS[-1]

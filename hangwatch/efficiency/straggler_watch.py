@@ -144,10 +144,12 @@ class StragglerWatch:
         if found is None:
             return self._end(now_s - self.span_s)
         if current is not None and current.ranks == found.ranks:
-            self.current = replace(current, fraction=found.fraction, until_s=now_s)
+            self._costs.append((now_s, found.fraction))
+            self.current = self._costing(replace(current, until_s=now_s))
             return None
         self._end(found.since_s)
         self.span_s = window_s
+        self._costs = [(now_s, found.fraction)]
         self.current = found
         return found
 

@@ -8,6 +8,8 @@ import pytest
 
 from hangwatch.efficiency.node_watch import NodeWatch, Waited
 from hangwatch.efficiency.nodes import KEPT, MOST_RANKS, SlowNodes
+from hangwatch.efficiency.straggler_watch import StragglerWatch
+from hangwatch.model.report import Straggler, Why
 
 WINDOW_S = 60.0
 RANKS = (4, 5)
@@ -135,3 +137,19 @@ class TestWaited:
     def test_before_the_first_nobody_has_waited(self) -> None:
         assert Waited().differ(Waited((0.4,), 600))
         assert not Waited().differ(Waited((0.04,), 600))
+
+
+def test_the_cost_is_that_of_all_windows_in_their_time() -> None:
+    watch = StragglerWatch(20.0)
+
+    def hear(now_s: float, fraction: float) -> Straggler | None:
+        found = Straggler((1,), fraction, 100.0, now_s, Why())
+        return watch.hear(found, now_s, window_s=20.0)
+
+    assert hear(now_s=110.0, fraction=0.2) is not None  # half of the window lies before their time
+    assert watch.current is not None
+    assert watch.current.fraction == 0.2
+    for now_s, fraction in ((130.0, 0.4), (150.0, 0.6)):
+        assert hear(now_s, fraction) is None
+    assert watch.current.fraction == pytest.approx(0.5)
+    assert watch.current.until_s == 150.0
