@@ -17,8 +17,10 @@ from hangwatch.commands import MALFORMED, Arguments, print_lines
 from hangwatch.console import fold_command, printable
 from hangwatch.errors import ReportError
 from hangwatch.model.codec import CodecError, decode
-from hangwatch.report.files import LATEST, incidents, latest, load, read_run, run_files
+from hangwatch.report.directories import LATEST, Kind, latest, numbered
+from hangwatch.report.files import load
 from hangwatch.report.html import render_page
+from hangwatch.report.runs import read_run, run_files
 from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style, colour_of, format_verdict
 from hangwatch.safety import untrusted
@@ -113,7 +115,7 @@ def _directories(path: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     with suppress(OSError):
-        return bool(run_files(path, follow=True) or incidents(path))
+        return bool(run_files(path, follow=True) or numbered(path, Kind.INCIDENT))
     return False
 
 
@@ -141,7 +143,7 @@ def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
         with suppress(CodecError):
             ends.append(decode(NodeEnd, content, lenient=True))
     reports: dict[str, Report | str] = {}
-    for name in sorted(incidents(path)):
+    for name in sorted(numbered(path, Kind.INCIDENT)):
         try:
             _, reports[name] = load(path / name)
         except (ReportError, OSError) as error:

@@ -43,7 +43,7 @@ from hangwatch.launch.watchdog_process import (
     start_now,
 )
 from hangwatch.model.report import Stragglers
-from hangwatch.report.files import write_log, write_run
+from hangwatch.report.runs import write_log, write_run
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello, to_other_nodes
 from hangwatch.run.launchers import job_name

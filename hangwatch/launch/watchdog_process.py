@@ -28,7 +28,7 @@ from hangwatch.console import say
 from hangwatch.errors import UNUSABLE, ReportError
 from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
-from hangwatch.report.files import open_run
+from hangwatch.report.directories import open_run
 from hangwatch.run.handshake import Hello, RunFacts
 from hangwatch.run.rundir import RunDir
 from hangwatch.run.shared_run import Start

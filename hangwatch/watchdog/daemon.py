@@ -24,7 +24,7 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.model.report import Note, Stragglers
-from hangwatch.report.files import write_log, write_run
+from hangwatch.report.runs import write_log, write_run
 from hangwatch.run import handshake, rundir, shared_run
 from hangwatch.run.handshake import Hello
 from hangwatch.run.shared_run import CONCLUDED

@@ -13,7 +13,9 @@ from hangwatch import cli
 from hangwatch.model.kinds import State
 from hangwatch.model.report import RunInfo
 from hangwatch.report.build import build_report
-from hangwatch.report.files import open_run, write_incident, write_run
+from hangwatch.report.directories import open_run
+from hangwatch.report.files import write_incident
+from hangwatch.report.runs import write_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

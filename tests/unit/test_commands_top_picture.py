@@ -25,7 +25,8 @@ from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord
 from hangwatch.model.report import RunInfo
 from hangwatch.report.build import build_report
-from hangwatch.report.files import write_incident, write_run
+from hangwatch.report.files import write_incident
+from hangwatch.report.runs import write_run
 from hangwatch.watchdog import state
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from hangwatch.errors import ReportError
 from hangwatch.model.kinds import State
 from hangwatch.model.report import RasAnswer, RunInfo, Straggler, Stragglers
 from hangwatch.report.build import build_report
-from hangwatch.report.files import load, open_run, write_incident, write_run
+from hangwatch.report.directories import open_run
+from hangwatch.report.files import load, write_incident
+from hangwatch.report.runs import write_run
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
 SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))
@@ -73,13 +75,13 @@ def test_incidents_are_numbered(run_dir: Path) -> None:
 
 def test_an_incident_that_became_worse_keeps_its_number(run_dir: Path) -> None:
     first = write_incident(run_dir, SLOW)
-    assert write_incident(run_dir, HANG, replace=first) == first
+    assert write_incident(run_dir, HANG, replaced=first) == first
     assert load(first)[1]["verdict"]["state"] == "hang"
     assert [path.name for path in run_dir.iterdir()] == ["incident-001"]
 
 
 def test_an_incident_that_was_deleted_is_written_again(run_dir: Path) -> None:
-    assert write_incident(run_dir, HANG, replace=run_dir / "incident-004").name == "incident-004"
+    assert write_incident(run_dir, HANG, replaced=run_dir / "incident-004").name == "incident-004"
 
 
 def test_nothing_half_written_is_left(run_dir: Path) -> None:
@@ -161,7 +163,7 @@ def test_where_there_are_no_hard_links_it_is_written_as_well(
 def test_incidents_of_nodes_that_write_at_the_same_time_are_all_kept(run_dir: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: write_incident(run_dir, EVIDENCE), range(24)))
-        found += pool.map(lambda path: write_incident(run_dir, HANG, replace=path), found[:8])
+        found += pool.map(lambda path: write_incident(run_dir, HANG, replaced=path), found[:8])
     assert sorted(set(found)) == sorted(run_dir.iterdir())
     assert len(set(found)) == 24
     assert all((path / "report.json").exists() for path in found)
@@ -180,7 +182,7 @@ def test_one_whose_number_is_taken_while_it_is_replaced_gets_the_next(
             path.name == first.name and rename(write_incident(run_dir, SLOW), first),
         ),
     )
-    assert write_incident(run_dir, HANG, replace=first) == run_dir / "incident-002"
+    assert write_incident(run_dir, HANG, replaced=first) == run_dir / "incident-002"
     states = [load(run_dir / f"incident-00{n}")[1]["verdict"]["state"] for n in (1, 2)]
     assert states == ["slow", "hang"]
 

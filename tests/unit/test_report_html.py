@@ -20,7 +20,8 @@ from hangwatch.model.kinds import Certainty, Cost, Kind, What
 from hangwatch.model.snapshot import GroupProgress, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import OK, RootCause, Wait
 from hangwatch.report.build import build_report
-from hangwatch.report.files import load, open_run, write_incident
+from hangwatch.report.directories import open_run
+from hangwatch.report.files import load, write_incident
 from hangwatch.report.html import render_page
 from hangwatch.report.html.content import Page, page_of
 from hangwatch.report.html.graph import MOST_NODES

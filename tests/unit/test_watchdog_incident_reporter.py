@@ -13,7 +13,8 @@ from incident import EVIDENCE, VERDICT
 from waiting import BOUND_S
 
 from hangwatch.console import News
-from hangwatch.report.files import load, open_run, write_incident
+from hangwatch.report.directories import open_run
+from hangwatch.report.files import load, write_incident
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident import reporter as reporting
 from hangwatch.watchdog.incident.reporter import Reporter

@@ -18,7 +18,8 @@ from hangwatch.errors import ReportError
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Phase
 from hangwatch.report import schema
-from hangwatch.report.files import REPORT, load, read_run, run_files
+from hangwatch.report.files import REPORT, load
+from hangwatch.report.runs import read_run, run_files
 from hangwatch.report.schema import Report
 from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.stages import Stage

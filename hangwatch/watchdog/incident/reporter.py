@@ -209,7 +209,7 @@ class Reporter:
         )
 
         def write() -> Path:
-            files.path = path = store(replace=files.path)
+            files.path = path = store(replaced=files.path)
             return path
 
         try:
