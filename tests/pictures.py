@@ -1,7 +1,8 @@
-"""Makes the pictures of the post-mortem page in docs/pictures, from a real run.
+"""Makes the pictures of the pages in docs/pictures, from real runs.
 
 A pipeline with data and tensor parallel groups runs under watch until the reader of
-one rank hangs. The directory that it ran in is shown as /home/ada.
+one rank hangs, and a job whose rank 0 packs samples to its end. The directory that they
+ran in is shown as /home/ada.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,21 +23,27 @@ for place in ("integration", "suite"):
 from browser import WIDE, chromium, opened  # noqa: E402 (found by the line above)
 from harness import reaches, watch  # noqa: E402
 
-from hangwatch.report.html import render_page  # noqa: E402
+from hangwatch.report.files import load  # noqa: E402
+from hangwatch.report.html import render_page, render_straggler  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from playwright.sync_api import Browser
 
 PICTURES = TESTS.parent / "docs/pictures"
 PROGRAM = TESTS / "zoo/programs/mesh3d_stuck_reader.py"
 HOME = "/home/ada"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+SLOW_PROGRAM = TESTS / "integration/programs/rank_zero_logs.py"
+SLOW_S = "60"
 PARTS = {
-    "top": ("header", "#waits"),
-    "calls": ("#calls", "#calls"),
-    "stacks": ("#progress", "#stacks .tree"),
+    "post-mortem-top": ("header", "#waits"),
+    "post-mortem-calls": ("#calls", "#calls"),
+    "post-mortem-stacks": ("#progress", "#stacks .tree"),
 }
 """Name of a picture to the first and the last element on it."""
+SLOW_PARTS = {"straggler": ("header", "#lines")}
 MARGIN = 14
 
 
@@ -55,18 +63,35 @@ def incident() -> Any:
             env={"OMP_NUM_THREADS": "1"},
             until=reaches("hang"),
         )
-        text = json.dumps(result.reports[-1]).replace(str(directory), HOME)
-        report: dict[str, Any] = json.loads(text)
-        return report
+        return moved(result.reports[-1], directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def take(browser: Browser, page: Path) -> None:
+def straggler() -> Any:
+    """The report of the slow run."""
+    with tempfile.TemporaryDirectory(prefix="hangwatch-pictures-") as name:
+        directory = Path(name)
+        program = directory / "pretrain.py"
+        shutil.copy(SLOW_PROGRAM, program)
+        options = ("--straggler-window", "15", "--run-id", "pretrain-8", "--report-dir", name)
+        command = ["torchrun", "--nproc-per-node", "3", str(program), SLOW_S]
+        subprocess.run(  # noqa: S603 (our own)
+            [sys.executable, "-m", "hangwatch", *options, *command], cwd=directory, check=True
+        )
+        return moved(load(directory / "pretrain-8")[1], directory)
+
+
+def moved(report: Any, directory: Path) -> Any:
+    """Show the directory as another one."""
+    return json.loads(json.dumps(report).replace(str(directory), HOME))
+
+
+def take(browser: Browser, page: Path, parts: Mapping[str, tuple[str, str]]) -> None:
     """Take each part in both themes."""
     for scheme in SCHEMES:
         with opened(browser, page, scheme=scheme) as found:
-            for name, (first, last) in PARTS.items():
+            for name, (first, last) in parts.items():
                 above, below = (
                     found.page.locator(element).first.bounding_box() for element in (first, last)
                 )
@@ -74,7 +99,7 @@ def take(browser: Browser, page: Path) -> None:
                     raise SystemExit(f"{name}: the page has no {first} or no {last}")
                 top = max(0.0, above["y"] - MARGIN)
                 bottom = below["y"] + below["height"] + MARGIN
-                path = PICTURES / f"post-mortem-{name}-{scheme}.png"
+                path = PICTURES / f"{name}-{scheme}.png"
                 clip = {"x": 0.0, "y": top, "width": float(WIDE), "height": bottom - top}
                 found.page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
                 sys.stdout.write(f"{path.name}: {path.stat().st_size / 1000:.0f} kB\n")
@@ -87,7 +112,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:
         page = Path(directory) / "index.html"
         page.write_text(render_page(incident()), "utf-8")
-        take(browser, page)
+        take(browser, page, PARTS)
+        page.write_text(render_straggler(straggler()), "utf-8")
+        take(browser, page, SLOW_PARTS)
 
 
 if __name__ == "__main__":

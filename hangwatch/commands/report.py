@@ -19,17 +19,18 @@ from hangwatch.errors import ReportError
 from hangwatch.model.codec import CodecError, decode
 from hangwatch.report.directories import LATEST, Kind, latest, numbered
 from hangwatch.report.files import load
-from hangwatch.report.html import render_page
+from hangwatch.report.html import render_page, render_straggler
 from hangwatch.report.runs import read_run, run_files
-from hangwatch.report.schema import Report
-from hangwatch.report.terminal import Style, colour_of, format_verdict
+from hangwatch.report.schema import SCHEMA, Report, StragglerReport, Verdict
+from hangwatch.report.terminal import Style, colour_of, format_straggler, format_verdict
 from hangwatch.safety import untrusted
 from hangwatch.settings.config import Config
-from hangwatch.text import duration
+from hangwatch.text import duration, percent
 
 DESCRIPTION = """\
 Print the verdict of a stored incident: the newest of a run, or of the newest run of a
-report directory. A report directory without `latest` is listed."""
+report directory; of a run without any, its newest straggler. A report directory without
+`latest` is listed."""
 OWNER_ONLY = 0o600
 _NAME_COLUMNS = 14
 """Of the name of an incident."""
@@ -42,12 +43,12 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
         "path",
         metavar="PATH",
         nargs="?",
-        help="report.json, or the directory of an incident, of a run or of reports; by default "
-        "HANGWATCH_REPORT_DIR, else hangwatch-reports",
+        help="report.json or straggler.json, or the directory of one, of a run or of reports; by "
+        "default HANGWATCH_REPORT_DIR, else hangwatch-reports",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--list", action="store_true", help="the runs and their incidents")
-    form.add_argument("--json", action="store_true", help="report.json")
+    form.add_argument("--list", action="store_true", help="the runs and their reports")
+    form.add_argument("--json", action="store_true", help="the file itself")
     form.add_argument("--html", action="store_true", help="the page: one file, no network")
     parser.add_argument("-o", "--output", metavar="FILE", help="write it there (--json, --html)")
     given = parser.parse_args(words)
@@ -69,9 +70,11 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
         if given.json:
             _write(json.dumps(content, indent=1) + "\n", given.output)
         elif given.html:
-            _write(render_page(content), given.output)
-        else:
+            _write(_page(content), given.output)
+        elif content["schema"] == SCHEMA:
             print_lines(format_verdict(content, where, style))
+        else:
+            print_lines(format_straggler(content, where, style))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -79,6 +82,10 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
     except MALFORMED as error:
         raise ReportError(f"{path}: the report is damaged ({error!r})") from None
     return 0
+
+
+def _page(content: Report | StragglerReport) -> str:
+    return render_page(content) if content["schema"] == SCHEMA else render_straggler(content)
 
 
 def _write(text: str, file: str | None) -> None:
@@ -115,7 +122,7 @@ def _directories(path: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     with suppress(OSError):
-        return bool(run_files(path, follow=True) or numbered(path, Kind.INCIDENT))
+        return bool(run_files(path, follow=True) or _stored(path))
     return False
 
 
@@ -133,7 +140,7 @@ def _list_lines(path: Path, style: Style) -> Iterator[str]:
 
 
 def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
-    """Return the start of a run, and its lines in the list: with those of its incidents."""
+    """Return the start of a run, and its lines in the list: with those of its reports."""
     described: list[dict[str, Any]] = []
     for file in run_files(path, follow=True):
         with suppress(OSError, *MALFORMED):
@@ -142,16 +149,16 @@ def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
     for content in described:
         with suppress(CodecError):
             ends.append(decode(NodeEnd, content, lenient=True))
-    reports: dict[str, Report | str] = {}
-    for name in sorted(numbered(path, Kind.INCIDENT)):
+    reports: dict[str, Report | StragglerReport | str] = {}
+    for name in _stored(path):
         try:
             _, reports[name] = load(path / name)
         except (ReportError, OSError) as error:
             reports[name] = str(error)
-    # A run that has not ended is described by its incidents alone.
+    # A run that has not ended is described by its reports alone.
     for report in reports.values():
         with suppress(*MALFORMED):
-            described.append(dict(cast("Report", report)["run"]))
+            described.append(dict(cast("Report | StragglerReport", report)["run"]))
     commands = (run.get("command") for run in described)
     command = next((words for words in commands if isinstance(words, list) and words), [])
     starts = [at for run in described if (at := _time(run.get("started_at")))]
@@ -162,7 +169,7 @@ def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
     if command:
         lines.append(f"  {style.paint(fold_command([str(word) for word in command]), '2')}")
     for name, report in reports.items():
-        lines += _incident_lines(name, report, began, style)
+        lines += _report_lines(name, report, began, style)
     return began or datetime.min.replace(tzinfo=UTC), lines
 
 
@@ -174,27 +181,38 @@ def _outcome(ends: Sequence[NodeEnd]) -> str:
     return f"{lasted}, exit code {codes}" + (f", {len(ends)} nodes" if len(ends) > 1 else "")
 
 
-def _incident_lines(
-    name: str, report: Report | str, began: datetime | None, style: Style
+def _stored(run: Path) -> list[str]:
+    """The names of the reports in the directory of a run. Raises OSError."""
+    return [name for kind in Kind for name in sorted(numbered(run, kind))]
+
+
+def _report_lines(
+    name: str, report: Report | StragglerReport | str, began: datetime | None, style: Style
 ) -> list[str]:
-    """Return the lines of an incident. report: it, or the reason why it cannot be read."""
+    """Return the lines of a report. report: it, or the reason why it cannot be read."""
     name = f"  {name:{_NAME_COLUMNS}}"
     damage = report
     if not isinstance(report, str):
         try:
-            verdict = report["verdict"]
-            state, certainty = str(verdict["state"]), printable(str(verdict["certainty"]))
+            told: Verdict | StragglerReport
+            if report["schema"] == SCHEMA:
+                told = report["verdict"]
+                state, about = str(told["state"]), printable(str(told["certainty"]))
+            else:
+                told = report
+                share = percent(float(told["straggler"]["fraction"]))
+                state, about = "straggler", f"{share} of the time"
             when = ""
-            if at := _time(verdict["detected_at"]):
+            if at := _time(told["detected_at"]):
                 after_s = (at - began).total_seconds() if began else -1.0
                 when = f"  {at.astimezone():%H:%M:%S}"
                 when += f", {duration(after_s)} after the start" if after_s >= 0 else ""
             word = style.paint(printable(state.upper()), colour_of(state))
-            headline = printable(str(verdict["headline"]))
+            headline = printable(str(told["headline"]))
             lines = textwrap.wrap(headline, style.columns - 4, break_on_hyphens=False)
-            return [f"{name}{word} ({certainty}){when}", *(f"    {line}" for line in lines)]
+            return [f"{name}{word} ({about}){when}", *(f"    {line}" for line in lines)]
         except MALFORMED as error:
-            damage = f"its report.json is damaged: {error!r}"
+            damage = f"it is damaged: {error!r}"
     return [f"{name}{style.paint('unreadable', '1;33')}  {printable(str(damage))}"]
 
 

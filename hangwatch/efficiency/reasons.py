@@ -8,22 +8,29 @@ helper that all ranks call is no answer to the question who calls it more often.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hangwatch.diagnosis.facts.activity import (
-    in_backward,
-    inside_worker,
-    reason_by_frames,
-    waits_in_c10d,
+from hangwatch.diagnosis.facts.activity import reason_by_frames
+from hangwatch.efficiency.line_shares import (
+    Path,
+    Shares,
+    at_line,
+    path_of,
+    stacks_of,
+    thread_name,
+    thread_named,
+    thread_shares,
+    threads_of,
+    training_shares,
+    under,
+    worker_shares,
 )
-from hangwatch.model.calls import Site
-from hangwatch.model.frames import rests, site_of, user_frames
+from hangwatch.model.frames import rests
 from hangwatch.model.kinds import Reason
 from hangwatch.model.profile import Profile, StackSamples
 from hangwatch.model.report import Why
-from hangwatch.model.snapshot import Frame
 
 _T = TypeVar("_T")
 
@@ -38,11 +45,6 @@ _ALSO = 0.2
 _OF_A_CPU = 0.5
 """Share of the cost that a lack of CPU has to explain, and of this lack for a limit."""
 
-Path = tuple[Site, ...]
-"""The lines of the user's code in a stack, outermost first."""
-Shares = Mapping[Path, float]
-"""Shares of the time of a thread, by what it is at."""
-
 
 def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str]) -> Why:
     """Return why ``slow`` takes longer than ``like``. cost: share of the time that this costs."""
@@ -51,7 +53,8 @@ def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str
         throttled = slow.throttled - like.throttled >= _OF_A_CPU * lacks
         return Why(Reason.CPU_THROTTLED if throttled else Reason.CPU_CONTENTION, like=like.rank)
     least = max(_EXPLAINED * cost, LEAST_EXTRA)
-    extra = _extra(_training(slow, sources), _training(like, sources), least)
+    of_slow, of_like = (training_shares(one, sources).works for one in (slow, like))
+    extra = _extra(of_slow, of_like, least)
     if extra is None:
         return Why(like=like.rank)
     if not extra.path:
@@ -60,17 +63,18 @@ def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str
     why = Why(extra.reason, own, extra.share, like.rank, extra.like_share)
     stacks = [
         one
-        for one in _of(slow, slow.thread)
-        if _path(one.frames, sources)[: len(extra.path)] == extra.path
+        for one in stacks_of(slow, slow.thread)
+        if path_of(one.frames, sources)[: len(extra.path)] == extra.path
     ]
     known = _most(stacks, lambda one: reason_by_frames(one.frames, own))
     why = replace(why, reason=known or why.reason)
     if known is Reason.DATA_LOADING:
-        worker = _extra(_workers(slow, sources), _workers(like, sources), least)
+        worker = _extra(worker_shares(slow, sources), worker_shares(like, sources), least)
         return replace(why, site=worker.path[-1], waits_at=own) if worker and worker.path else why
     if known is None and "gc.collect(" in (own.source or ""):
         return replace(why, reason=Reason.GARBAGE_COLLECTION)
-    return _awaited(slow, like, why, least, sources) if _most(stacks, _rests) else why
+    waits = _most(stacks, lambda one: rests(one.frames))
+    return _awaited(slow, like, why, least, sources) if waits else why
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,15 @@ def _extra(slow: Shares, like: Shares, least: float) -> _Extra | None:
         return None
     path = _path_of_most(longer)
     reason = Reason.UNEVEN_WORK
-    if path and _under(like, path) < _ALSO * _under(slow, path):
+    if path and under(like, path) < _ALSO * under(slow, path):
         # A line to which the other one does not come by any way says more than one that it shares.
-        own = [at for at, line in enumerate(path, 1) if _at(like, line) < _ALSO * _at(slow, line)]
+        own = [
+            at
+            for at, line in enumerate(path, 1)
+            if at_line(like, line) < _ALSO * at_line(slow, line)
+        ]
         path, reason = path[: own[-1]] if own else path, Reason.USER_CODE
-    return _Extra(path, _under(slow, path), _under(like, path), reason)
+    return _Extra(path, under(slow, path), under(like, path), reason)
 
 
 def _path_of_most(longer: Shares) -> Path:
@@ -116,23 +124,15 @@ def _path_of_most(longer: Shares) -> Path:
         path = best
 
 
-def _under(shares: Shares, path: Path) -> float:
-    return sum(share for one, share in shares.items() if one[: len(path)] == path)
-
-
-def _at(shares: Shares, line: Site) -> float:
-    return sum(share for one, share in shares.items() if line in one)
-
-
 def _awaited(
     slow: Profile, like: Profile, why: Why, least: float, sources: Mapping[str, str]
 ) -> Why:
     """Tell the line of another thread that takes longer, if one does."""
     most = 0.0
-    for tid in _threads(slow):
-        name = _name(slow, tid)
-        other = _shares(_of(like, _named(like, name)), sources)
-        extra = _extra(_shares(_of(slow, tid), sources), other, least)
+    for tid in threads_of(slow):
+        name = thread_name(slow, tid)
+        other = thread_shares(like, thread_named(like, name), sources)
+        extra = _extra(thread_shares(slow, tid, sources), other, least)
         if tid == slow.thread or extra is None or not extra.path:
             continue
         if extra.share - extra.like_share > most:
@@ -140,71 +140,6 @@ def _awaited(
             at = why.waits_at or why.site
             why = replace(why, reason=extra.reason, site=extra.path[-1], waits_at=at, thread=name)
     return why
-
-
-def _training(profile: Profile, sources: Mapping[str, str]) -> Shares:
-    """What the thread that trains works at. The time in which it waits for ranks is left out."""
-    stacks = _of(profile, profile.thread)
-    total = max(sum(one.count for one in stacks), 1)
-    working = [one for one in stacks if not waits_in_c10d(one.frames, sources)]
-    inside = {one: one.count / total for one in working if in_backward(one.frames)}
-    backward = sum(inside.values())
-    # What C++ waits for in backward() has no frame of its own.
-    seen = 1 - sum(one.count for one in working) / total
-    works = 1 - min(max(profile.waits - seen, 0.0) / backward, 1.0) if backward else 1.0
-    shares: dict[Path, float] = {}
-    for one in working:
-        path = _path(one.frames, sources)
-        share = inside[one] * works if one in inside else one.count / total
-        shares[path] = shares.get(path, 0.0) + share
-    shares.pop((), None)
-    return shares
-
-
-def _workers(profile: Profile, sources: Mapping[str, str]) -> Shares:
-    """What its data workers are at, all of them together."""
-    stacks = [
-        replace(one, frames=inside)
-        for one in profile.samples
-        if one.pid != profile.pid and (inside := tuple(inside_worker(one.frames)))
-    ]
-    return _shares(stacks, sources)
-
-
-def _shares(stacks: Sequence[StackSamples], sources: Mapping[str, str]) -> Shares:
-    total = sum(one.count for one in stacks)
-    shares: dict[Path, float] = {}
-    for one in stacks:
-        path = () if _rests(one) else _path(one.frames, sources)
-        shares[path] = shares.get(path, 0.0) + one.count / total
-    shares.pop((), None)
-    return shares
-
-
-def _path(frames: Sequence[Frame], sources: Mapping[str, str]) -> Path:
-    return tuple(site_of(frame, sources) for frame in reversed(user_frames(frames)))
-
-
-def _rests(one: StackSamples) -> bool:
-    return rests(one.frames)
-
-
-def _of(profile: Profile, thread: int) -> list[StackSamples]:
-    return [one for one in profile.samples if one.pid == profile.pid and one.tid == thread]
-
-
-def _threads(profile: Profile) -> list[int]:
-    return sorted({one.tid for one in profile.samples if one.pid == profile.pid})
-
-
-def _name(profile: Profile, thread: int) -> str:
-    return next((one.thread for one in _of(profile, thread)), "")
-
-
-def _named(profile: Profile, name: str) -> int:
-    """A thread of that name, -1 if there is none."""
-    tids = (one.tid for one in profile.samples if one.pid == profile.pid and one.thread == name)
-    return next(tids, -1)
 
 
 def _most(stacks: Iterable[StackSamples], what: Callable[[StackSamples], _T]) -> _T | None:

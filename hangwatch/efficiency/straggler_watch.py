@@ -20,7 +20,7 @@ from hangwatch.efficiency.stragglers import (
     longest_wait,
     stragglers_of,
 )
-from hangwatch.model.report import Straggler, Why
+from hangwatch.model.report import Straggler, Waits, Why
 
 ASSESS_EVERY = 1 / 12
 """Between two assessments, as a share of the window."""
@@ -39,12 +39,22 @@ class Observation:
     """The job at one moment."""
 
     at_s: float
-    active: Ranks
-    """See active_ranks()."""
+    awake: Ranks
+    """Those that do not wait."""
     place: int
     """Calls that all ranks together had issued."""
     front: int
     """Calls that the rank had issued which had issued the most."""
+    for_these: bool = True
+    """All others wait for these."""
+
+    @property
+    def active(self) -> Ranks:
+        """The ranks that all others wait for; all ranks where none waits.
+
+        None of them where some wait for no other: their data are on their way.
+        """
+        return self.awake if self.for_these else frozenset()
 
     def is_held(self, ranks: tuple[int, ...]) -> bool:
         """True if all others wait for some ranks."""
@@ -56,8 +66,11 @@ class Loop:
     """The training loop, by the calls that Python issues."""
 
     turn_s: float = 0.0
+    """What a turn takes; at least, where no line recurs often enough."""
     calls_s: float = 0.0
     """Calls a second."""
+    known: bool = False
+    """A line recurs often enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +211,17 @@ class StragglerWatch:
         ]
         return replace(straggler, fraction=fmean(whole)) if whole else straggler
 
-    def active_share(self, rank: int) -> float:
-        """The share of moments at which others waited for a rank, of late.
+    def waiting_share(self, rank: int, since_s: float, until_s: float) -> float:
+        """The share of the moments of some time at which a rank waited.
 
-        That is in half of the window by which the current ones were found: they are in all of it.
+        Where none of them is known, of the last half of the window by which the current ones were
+        found: they are in all of it.
         """
-        since_s = self._seen[-1].at_s - self.span_s / 2
-        active = [rank in one.active for one in self._seen if one.at_s >= since_s]
-        return fmean(active)
+        seen = [one for one in self._seen if since_s <= one.at_s <= until_s]
+        if not seen:
+            half_s = self.span_s / 2
+            seen = [one for one in self._seen if one.at_s >= self._seen[-1].at_s - half_s]
+        return fmean(rank not in one.awake for one in seen) if seen else 0.0
 
     def held_s(self, ranks: tuple[int, ...]) -> float:
         """For how long all others have waited for some ranks, up to the last moment."""
@@ -220,6 +236,17 @@ class StragglerWatch:
         """The share of the moments of some time at which all others waited for some ranks."""
         held = [one.is_held(ranks) for one in self._seen if since_s <= one.at_s <= until_s]
         return fmean(held) if held else 0.0
+
+    def waits(self, ranks: tuple[int, ...], everyone: tuple[int, ...], seconds: float) -> Waits:
+        """Return who has waited of late. ranks: the stragglers. everyone: the ranks of the node."""
+        since_s = self._seen[-1].at_s - seconds if self._seen else 0.0
+        seen = [one for one in self._seen if one.at_s >= since_s]
+        return Waits(
+            everyone,
+            tuple(one.at_s for one in seen),
+            tuple(one.awake for one in seen),
+            tuple(one.is_held(ranks) for one in seen),
+        )
 
     def explain(self, ranks: tuple[int, ...], why: Why) -> Straggler | None:
         """Add the reason of these stragglers, and return them if they still are the current."""

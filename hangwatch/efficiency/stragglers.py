@@ -61,17 +61,19 @@ Calls = list[tuple[int, int]]
 """As (group, number in it)."""
 
 
-def active_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]) -> Ranks:
-    """Return the ranks that all others wait for; all ranks where none waits.
+def awake_ranks(
+    moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]
+) -> tuple[Ranks, bool]:
+    """Return the ranks that do not wait, and True if all others wait for these, directly or not.
 
-    None of them where some wait for no other: their data are on their way. Groups that some of
-    their members do not count are left out.
+    Others wait for data that are on their way. Groups that some of their members do not count are
+    left out.
     """
     least = _least_issued(moment, members)
     waiting = {rank: _awaited(at, least) for rank, at in moment.items() if _waits(at, least)}
-    active = moment.keys() - waiting.keys()
-    # Those that wait for an active rank, then those that wait for one of these, and so on.
-    known = set(active)
+    awake = frozenset(moment.keys() - waiting.keys())
+    # Those that wait for one that is awake, then those that wait for one of these, and so on.
+    known = set(awake)
     reached: dict[int, int] = {}
     """By group, the fewest calls of the known ranks."""
     new = known
@@ -87,13 +89,7 @@ def active_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequenc
             or any(reached.get(group, number) < number for group, number in waiting[rank])
         }
         known |= new
-    return frozenset(active) if len(known) == len(moment) else frozenset()
-
-
-def awake_ranks(moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]) -> Ranks:
-    """Return the ranks that do not wait, neither for others nor for their data."""
-    least = _least_issued(moment, members)
-    return frozenset(rank for rank, at in moment.items() if not _waits(at, least))
+    return awake, len(known) == len(moment)
 
 
 def _least_issued(
@@ -121,7 +117,7 @@ def _awaited(at: RankMoment, least: Mapping[int, int]) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The active ranks at the moments of a window, in their order (``active_ranks``)."""
+    """The active ranks at the moments of a window, in their order (``Observation``)."""
 
     members: Mapping[int, Ranks]
     """Of the groups of the job; one has all its ranks, or all are in one of them."""

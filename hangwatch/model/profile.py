@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hangwatch.model.calls import Site
 from hangwatch.model.snapshot import Frame
 
 
@@ -36,3 +37,22 @@ class Profile:
     """Share of the time for which a limit on the CPU kept its container from running."""
     waits: float = 0.0
     """Share of the time for which the rank waited for others, in calls of C++, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """A line of the user's code, and the shares of the time for which two ranks were at it."""
+
+    site: Site | None
+    """None for waiting for other ranks."""
+    share: float
+    """Of the slow rank."""
+    like_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadShares:
+    """What a thread of two ranks was at."""
+
+    name: str
+    lines: tuple[LineShare, ...]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Cost, Reason
+from hangwatch.model.profile import Profile, ThreadShares
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
 
@@ -97,6 +98,42 @@ class Stragglers:
     """Time in which it was known which rank waits for which."""
     unknown: str = ""
     """The reason why there may be others, for people; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Which ranks of a node waited at the moments of some time."""
+
+    ranks: tuple[int, ...]
+    at_s: tuple[float, ...]
+    """Each moment, in seconds since the run began."""
+    awake: tuple[frozenset[int], ...]
+    """The ranks that did not wait then."""
+    held: tuple[bool, ...]
+    """All others waited then for the stragglers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerEvidence:
+    """A straggler, and what is known of it."""
+
+    run: RunInfo
+    straggler: Straggler
+    detected_at: str
+    """UTC, ISO 8601."""
+    world_size: int
+    node: str
+    pids: dict[int, int]
+    """Of the ranks of this node."""
+    period_s: float
+    """The time after which the calls of Python's lines recur; 0 where it is not known."""
+    waits: Waits
+    threads: tuple[ThreadShares, ...] = ()
+    """What the first of the stragglers was at, beside the rank that it was compared with."""
+    profiles: tuple[Profile, ...] = ()
+    """Of these two."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """File to its text, as far as it is at hand and unchanged."""
 
 
 @dataclass(frozen=True, slots=True)

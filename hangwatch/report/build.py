@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.frames import innermost_user_site, is_user_frame, line_of, program_thread
 from hangwatch.model.kinds import OpState
-from hangwatch.model.report import Evidence, Note, Straggler
+from hangwatch.model.report import Evidence, Note
 from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import RootCause, Verdict, Wait
 from hangwatch.report import schema
@@ -53,19 +54,7 @@ def build_report(evidence: Evidence) -> Report:
 
 def notes_content(notes: Iterable[Note]) -> list[schema.Note]:
     """``notes`` of run.json and report.json."""
-    return [_entry(schema.Note, note, site=_site(note.site, {})) for note in notes]
-
-
-def straggler_content(straggler: Straggler) -> schema.Straggler:
-    """One of ``stragglers`` of run.json."""
-    return {
-        "ranks": list(straggler.ranks),
-        "fraction": round(straggler.fraction, 3),
-        "since_s": round(straggler.since_s, 1),
-        "until_s": round(straggler.until_s, 1),
-        "reason": straggler.why.reason,
-        "site": _site(straggler.why.site, {}),
-    }
+    return [_entry(schema.Note, note, site=site_content(note.site)) for note in notes]
 
 
 class _Builder:
@@ -164,7 +153,7 @@ class _Builder:
         return _entry(schema.Cause, cause, site=site, others=others)
 
     def site(self, site: Site | None, *, context: bool = False) -> schema.Site | None:
-        return _site(site, self.sources, context=context)
+        return site_content(site, self.sources, context=context)
 
     def group_id(self, key: GroupKey) -> int:
         return self.groups.setdefault(key, len(self.groups))
@@ -405,9 +394,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _site(
-    site: Site | None, sources: Mapping[str, str], *, context: bool = False
+def site_content(
+    site: Site | None,
+    sources: Mapping[str, str] = MappingProxyType({}),
+    *,
+    context: bool = False,
 ) -> schema.Site | None:
+    """A line of code, None for none. context: with the lines around it."""
     return _known_site(site, sources, context=context) if site else None
 
 

@@ -40,6 +40,7 @@ class Kind(StrEnum):
     """What a report is of: the first part of its directory's name."""
 
     INCIDENT = "incident"
+    STRAGGLER = "straggler"
 
 
 def open_run(root: Path, run_id: str) -> Path:

@@ -1,13 +1,16 @@
-"""Reports of incidents on disk: ``incident-NNN/report.json``, and what it was made from."""
+"""Reports on disk, with what each was made from.
+
+An incident is ``incident-NNN/report.json``, a straggler ``straggler-NNN/straggler.json``.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from hangwatch.console import printable
 from hangwatch.errors import ReportError
-from hangwatch.model.report import Evidence
+from hangwatch.model.profile import Profile
+from hangwatch.model.report import Evidence, StragglerEvidence
 from hangwatch.report.build import build_report
 from hangwatch.report.directories import (
     Kind,
@@ -19,13 +22,15 @@ from hangwatch.report.directories import (
     numbered,
     store,
 )
-from hangwatch.report.html import render_page
+from hangwatch.report.html import render_page, render_straggler
 from hangwatch.report.runs import RUN
-from hangwatch.report.schema import SCHEMA, Report, Stack
+from hangwatch.report.schema import SCHEMA, STRAGGLER_SCHEMA, Report, Stack, StragglerReport
+from hangwatch.report.straggler import build_straggler_report
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
 
 REPORT = "report.json"
+STRAGGLER = "straggler.json"
 MAX_BYTES = 128 << 20
 """Limit of a report.json; that of ten thousand ranks has some 20 MB."""
 LOG = "watchdog.log"
@@ -87,11 +92,51 @@ def _stack_text(stack: Stack) -> bytes:
     return "".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
-def load(path: Path) -> tuple[Path, Report]:
-    """Find the newest incident at path and return its directory and report.json.
+def write_straggler(
+    run_dir: Path,
+    evidence: StragglerEvidence,
+    *,
+    report: StragglerReport | None = None,
+    replaced: Path | None = None,
+    lost: list[str] | None = None,
+) -> Path:
+    """Keep the report of a straggler and return its directory.
 
-    path: report.json, an incident's directory, a run's, or the report directory
-    (its latest run). Raises ReportError, which names what is there instead.
+    report: the result of build_straggler_report(), where it is at hand; the others as of
+    write_incident(). Raises ReportError if it cannot be written.
+    """
+    content = readable_report(report or build_straggler_report(evidence))
+
+    def fill(path: Path) -> None:
+        if evidence.profiles:
+            (path / "profiles").mkdir(mode=0o700)
+        for profile in evidence.profiles:
+            create_file(path / "profiles" / f"rank-{profile.rank}.folded", _folded(profile))
+        create_file(path / STRAGGLER, as_json(content))
+
+    path = store(run_dir, Kind.STRAGGLER, fill, replaced)
+    failure = add_page(path, lambda: render_straggler(content))
+    if failure and lost is not None:
+        lost.append(failure)
+    return path
+
+
+def _folded(profile: Profile) -> bytes:
+    """A profile as flame graphs are made of: a stack on each line, outermost first, and a count."""
+    lines = []
+    for one in profile.samples:
+        frames = [f"{at.function} ({at.file}:{at.line})" for at in reversed(one.frames)]
+        stack = (f"process {one.pid}", f"thread {one.tid} {one.thread}".rstrip(), *frames)
+        lines.append(f"{';'.join(part.replace(';', ',') for part in stack)} {one.count}")
+    return "".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "backslashreplace")
+
+
+def load(path: Path) -> tuple[Path, Report | StragglerReport]:
+    """Find the newest report at path and return its directory and its content.
+
+    path: report.json or straggler.json, the directory of one, a run's, or the report directory
+    (its latest run). Of a run with incidents the newest of these, else its newest straggler.
+    Raises ReportError, which names what is there instead.
     """
     file = _find(path)
     try:
@@ -101,9 +146,17 @@ def load(path: Path) -> tuple[Path, Report]:
     except ValueError:
         raise ReportError(f"{file} is not JSON: name the report.json of an incident") from None
     found = content.get("schema") if isinstance(content, dict) else None
-    if found != SCHEMA:
+    if found not in {SCHEMA, STRAGGLER_SCHEMA}:
         raise ReportError(f"{file} is no report that this version reads: schema {found!r}")
-    return file.parent, cast("Report", content)
+    return file.parent, content
+
+
+def load_incident(path: Path) -> tuple[Path, Report]:
+    """Do the same for incidents alone."""
+    where, content = load(path)
+    if content["schema"] != SCHEMA:
+        raise ReportError(f"{where} is a report of a straggler: name an incident")
+    return where, content
 
 
 def _find(path: Path) -> Path:
@@ -112,10 +165,11 @@ def _find(path: Path) -> Path:
     if not path.is_dir():
         return path
     names = untrusted.names(path, follow=True)
-    if REPORT in names:
-        return path / REPORT
-    if found := numbered(path, Kind.INCIDENT):
-        return path / max(found, key=number_of) / REPORT
+    for kind, name in ((Kind.INCIDENT, REPORT), (Kind.STRAGGLER, STRAGGLER)):
+        if name in names:
+            return path / name
+        if found := numbered(path, kind):
+            return path / max(found, key=number_of) / name
     if run := latest(path):
         return _find(run)
     if RUN in names:

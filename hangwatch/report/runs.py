@@ -13,9 +13,10 @@ from typing import Any
 
 from hangwatch.errors import ReportError
 from hangwatch.model.report import Note, RunInfo, Stragglers
-from hangwatch.report.build import notes_content, straggler_content
+from hangwatch.report.build import notes_content
 from hangwatch.report.directories import Kind, as_json, create_file, numbered, replace_file
 from hangwatch.report.schema import RUN_SCHEMA, RunReport
+from hangwatch.report.straggler import straggler_content
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
 
@@ -57,6 +58,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, by keyword)
         "lost": list(lost),
         "notes": notes_content(notes),
         "stragglers": [straggler_content(one) for one in stragglers.found],
+        "straggler_reports": [],
         "straggler_watch": {
             "measured_s": round(stragglers.measured_s, 1),
             "unknown": stragglers.unknown or None,
@@ -65,6 +67,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, by keyword)
     try:
         with untrusted.held_directory(run_dir) as held:
             content["incidents"] = sorted(numbered(held, Kind.INCIDENT))
+            content["straggler_reports"] = sorted(numbered(held, Kind.STRAGGLER))
             fresh = held / f".{RUN}-{secrets.token_hex(8)}"
             try:
                 create_file(fresh, as_json(readable_report(content)))

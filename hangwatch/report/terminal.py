@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import TextIO
 
 from hangwatch.console import printable
-from hangwatch.model.report import Straggler, Stragglers
+from hangwatch.model.report import Stragglers
 from hangwatch.report import schema
-from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report, StragglerReport
 from hangwatch.report.wording import (
     LEAST_S,
     call_text,
     causes_text,
     certainty_text,
     chain,
+    cost_text,
     missing_evidence,
     note_text,
-    slow_at,
-    to_be_faster,
     towards_of,
 )
 from hangwatch.text import (
@@ -38,7 +37,6 @@ from hangwatch.text import (
     percent,
     ranks_text,
     the_ranks,
-    verb,
     words,
 )
 
@@ -51,7 +49,11 @@ MAX_HOPS = 8
 MAX_RANGES = 12
 _LABEL = 11
 """Columns of the label on the left."""
-_COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", "ok": "1;32"}
+_COLOURS = {
+    **dict.fromkeys(("hang", "failed"), "1;31"),
+    **dict.fromkeys(("slow", "desync", "straggler"), "1;33"),
+    "ok": "1;32",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def format_verdict(
     yield from _labelled("cause", [*_bullets(causes), *evidence], style)
     yield from _labelled("waiting", _waits(report), style)
     yield from _labelled("culprit", _culprits(report), style)
-    yield from _site(verdict, style)
+    yield from _site(verdict["site"], style)
     yield from _labelled("stack", _stack(report), style)
     for other in report["also"]:
         text = f"{other['state'].upper()} ({certainty_text(other)}) {other['headline']}"
@@ -123,8 +125,7 @@ def format_verdict(
     ]
     yield from _labelled("not seen", _bullets([*report["unseen"], *missing]), style)
     if stored:
-        written = [_near(where)] if where else ["none could be written"]
-        yield from _labelled("report", written, style)
+        yield from _report(where, style)
 
 
 def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator[str]:
@@ -140,36 +141,35 @@ def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator
 
 
 def format_straggler(
-    straggler: Straggler, processes: Mapping[int, str], style: Style = PLAIN
+    report: StragglerReport,
+    where: Path | None = None,
+    style: Style = PLAIN,
+    *,
+    stored: bool = True,
 ) -> Iterator[str]:
     """The block about ranks that make a job slow; nothing hangs.
 
-    processes: by rank, where it runs.
+    report: the content of straggler.json. where, stored: as of format_verdict().
     """
-    ranks, why = straggler.ranks, straggler.why
-    who, it = the_ranks(ranks), verb(ranks, "it", "they")
-    word, share = "STRAGGLER", percent(straggler.fraction)
-    yield f"hangwatch: {style.paint(word, colour_of('slow'))} ({share} of the time)"
-    text = f"The other ranks wait for {who} again and again, and {it} for none of them."
-    for line in _wrap(text, style.columns - 2):
+    straggler, site = report["straggler"], report["site"]
+    word, share = "STRAGGLER", percent(straggler["fraction"])
+    yield f"hangwatch: {style.paint(word, colour_of('straggler'))} ({share} of the time)"
+    for line in _wrap(report["headline"], style.columns - 2):
         yield f"  {style.paint(line, '1')}"
-    yield from _labelled("cause", slow_at(ranks[0], why), style)
-    length = duration(straggler.until_s - straggler.since_s)
-    cost = (
-        f"{share} of the last {length}: so much less time would have been needed if {who} took as "
-        "long as the others"
-    )
-    yield from _labelled("cost", [cost], style)
-    where = [f"rank {rank} is {processes[rank]}" for rank in ranks[:2] if rank in processes]
-    yield from _labelled("culprit", where, style)
-    if why.site is not None:
-        site = why.site
-        yield from _labelled("code", [f"{site.file}:{site.line} in {site.function}"], style)
-        if site.source:
-            yield _clip(f"{'':{_LABEL}}  > {printable(site.source)}", style.columns)
-    missing = [f"the profiles of the ranks: {why.missing}"] if why.missing else []
-    yield from _labelled("not seen", missing, style)
-    yield from _labelled("what to do", [to_be_faster(why)], style)
+    yield from _labelled("cause", [report["cause"]] if report["cause"] else [], style)
+    yield from _labelled("cost", [cost_text(report)], style)
+    processes = [
+        f"rank {one['rank']} is process {one['pid']} on {one['node']}"
+        for one in report["processes"][:2]
+    ]
+    yield from _labelled("culprit", processes, style)
+    yield from _site(site, style)
+    missing = report["compared"]["missing"]
+    unseen = [f"the profiles of the ranks: {missing}"] if missing else []
+    yield from _labelled("not seen", unseen, style)
+    yield from _labelled("what to do", [report["advice"]], style)
+    if stored:
+        yield from _report(where, style)
 
 
 def format_stragglers(stragglers: Stragglers, style: Style = PLAIN) -> Iterator[str]:
@@ -260,9 +260,8 @@ def _culprits(report: Report) -> list[str]:
     return lines
 
 
-def _site(verdict: schema.Verdict, style: Style) -> Iterator[str]:
+def _site(site: schema.Site | None, style: Style) -> Iterator[str]:
     """The culprit's line of code with the lines around it."""
-    site = verdict["site"]
     if not site:
         return
     called = f", calling {call_text(site)}" if site.get("call") else ""
@@ -323,6 +322,11 @@ def _called_frame(frames: Sequence[schema.StackFrame], site: schema.Site | None)
         if frame["function"] == call["function"] and f"/{call['package']}" in frame["file"]
     )
     return next(indices, -1)
+
+
+def _report(where: Path | None, style: Style) -> Iterator[str]:
+    written = [_near(where)] if where else ["none could be written"]
+    yield from _labelled("report", written, style)
 
 
 def _near(path: Path) -> str:

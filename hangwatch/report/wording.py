@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangwatch.model.calls import GroupKey
@@ -14,11 +14,14 @@ from hangwatch.text import (
     call_name,
     code_line,
     code_location,
+    duration,
     fold_ranks,
     percent,
     ranges,
     ranks_text,
     shortened,
+    the_ranks,
+    verb,
 )
 
 LEAST_S = 0.05
@@ -125,6 +128,25 @@ def site_label(site: schema.Site | schema.StackFrame | None, parts: int = 2) -> 
 def call_label(op: str, seq: int) -> str:
     """``all_reduce #41``."""
     return shortened(call_name(op, seq), LABEL)
+
+
+def straggler_headline(ranks: Sequence[int]) -> str:
+    """What is wrong with stragglers."""
+    it = verb(ranks, "it", "they")
+    return (
+        f"The other ranks wait for {the_ranks(ranks)} again and again, and {it} for none of them."
+    )
+
+
+def cost_text(report: schema.StragglerReport) -> str:
+    """What stragglers cost, and what that means."""
+    straggler = report["straggler"]
+    share, who = percent(straggler["fraction"]), the_ranks(straggler["ranks"])
+    length = duration(straggler["until_s"] - straggler["since_s"])
+    return (
+        f"{share} of {length}, from {duration(straggler['since_s'])} after the start on: so much "
+        f"less time would have been needed if {who} took as long as the others"
+    )
 
 
 _FASTER = {

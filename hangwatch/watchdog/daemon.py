@@ -40,6 +40,7 @@ from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
 from hangwatch.watchdog.peers.comparison import Comparison
 from hangwatch.watchdog.profiles import Profiler
+from hangwatch.watchdog.straggler_reporter import StragglerReporter
 from hangwatch.watchdog.stragglers import StragglerLook
 from hangwatch.watchdog.telemetry import Telemetry
 
@@ -163,7 +164,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         announcer=Announcer(
             hello=hello,
             news=news,
-            reporter=reporter,
+            reporter=StragglerReporter(reporter),
             node=node,
             profiler=Profiler(py_spy, hello.run_dir),
             watch=StragglerWatch(hello.config.straggler_window_s),
@@ -215,11 +216,14 @@ async def _watch_to_the_end(monitor: Monitor, pipe: Supervisor) -> int:
         reporter.notes(monitor.notes)
     await monitor.stragglers.settle()
     stragglers = monitor.stragglers.conclude()
-    reporter.stragglers(stragglers)
+    slow_ranks = monitor.stragglers.announcer.reporter
+    slow_ranks.conclude(stragglers)
     _leave_run_file(hello, news, exit_code, monitor.notes, stragglers)
     with suppress(OSError):
         concluded.touch(mode=0o600)
     reach(Point.CONCLUDED)
+    for last in stragglers.found[-1:]:
+        await slow_ranks.ended(last)
     await reporter.finish(max(0.0, deadline - time.monotonic()))
     await monitor.close()
     return 0

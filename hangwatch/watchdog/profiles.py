@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hangwatch.efficiency.line_shares import shares_by_line
 from hangwatch.efficiency.reasons import explain
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence import sources
@@ -15,7 +16,7 @@ from hangwatch.evidence.processes import PROC, delay_ns
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.frames import is_user_frame, marked
 from hangwatch.model.page import RankPage
-from hangwatch.model.profile import Profile
+from hangwatch.model.profile import Profile, ThreadShares
 from hangwatch.model.report import Why
 from hangwatch.watchdog import timing
 
@@ -27,8 +28,18 @@ class Profiled:
     page: RankPage
     thread: int
     """Native id of the thread that trains."""
-    waits: float
-    """As Profile.waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What two profiles show."""
+
+    why: Why
+    threads: tuple[ThreadShares, ...] = ()
+    """Of both ranks, side by side."""
+    profiles: tuple[Profile, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+    """File to its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +50,14 @@ class Profiler:
     run_dir: Path
     proc: str = PROC
 
-    async def why(self, slow: Profiled, like: Profiled, cost: float, seconds: int) -> Why:
-        """Return why a rank takes longer than another one, as far as some seconds show it.
-
-        cost: as of explain(). Raises EvidenceError if the ranks cannot be profiled.
-        """
-        takes = (self.take(one, seconds) for one in (slow, like))
+    async def take_both(self, one: Profiled, other: Profiled, seconds: int) -> list[Profile]:
+        """Profile two ranks in the same seconds. Raises EvidenceError if that cannot be."""
+        takes = (self.take(rank, seconds) for rank in (one, other))
         profiles = await asyncio.gather(*takes, return_exceptions=True)
         for profile in profiles:
             if isinstance(profile, BaseException):
                 raise profile
-        return await self._explained(slow.page, profiles[0], profiles[1], cost)  # type: ignore[arg-type]
+        return profiles  # type: ignore[return-value]
 
     async def take(self, one: Profiled, seconds: int) -> Profile:
         """Profile a rank. Raises EvidenceError if that cannot be."""
@@ -63,23 +71,28 @@ class Profiler:
             for since_ns, until_ns in zip(before, self._kept_ns(one), strict=True)
         )
         stacks = tuple(replace(at, frames=marked(at.frames, who.program)) for at in samples)
-        return Profile(who.rank, who.pid, one.thread, stacks, delay, throttled, one.waits)
+        return Profile(who.rank, who.pid, one.thread, stacks, delay, throttled)
 
-    async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Why:
-        """Return why a rank of this node takes longer than one of another node.
+    async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Explained:
+        """Do what explain() does for a rank of another node, whose files may be others.
 
-        page: of the slow one. cost: as of explain(). Raises EvidenceError if they do not run the
-        same files.
+        Raises EvidenceError if they are.
         """
         if _files_of(slow).isdisjoint(_files_of(like)):
             raise EvidenceError(f"rank {slow.rank} runs no file that rank {like.rank} runs")
-        return await self._explained(page, slow, like, cost)
+        return await self.explain(page, slow, like, cost)
 
-    async def _explained(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Why:
+    async def explain(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Explained:
+        """Return why a rank takes longer than another one, as far as these profiles show it.
+
+        page: of the slow one, a rank of this node. cost: as of explain() of reasons.py.
+        """
         started_at = time.time() - (time.monotonic_ns() - page.created_ns) / 1e9
         files = dict.fromkeys(_files_of(slow) | _files_of(like), slow.pid)
         texts, _ = await sources.read_in_time(files, started_at, timing.SOURCES_S, self.proc)
-        return explain(slow, like, cost, texts)
+        why = explain(slow, like, cost, texts)
+        threads = shares_by_line(slow, like, why.thread, texts)
+        return Explained(why, threads, (slow, like), texts)
 
     def _kept_ns(self, one: Profiled) -> tuple[int, int]:
         """For how long its thread has waited for a CPU, and a limit has kept its container.

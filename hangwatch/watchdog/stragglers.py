@@ -11,7 +11,7 @@ from hangwatch.console import News
 from hangwatch.efficiency.node_watch import NodeWatch
 from hangwatch.efficiency.nodes import NodeMoments, SlowNodes, find_slow
 from hangwatch.efficiency.straggler_watch import Loop, Observation, SavedWatch, StragglerWatch
-from hangwatch.efficiency.stragglers import active_ranks, awake_ranks
+from hangwatch.efficiency.stragglers import awake_ranks
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.report import Stragglers
 from hangwatch.run.handshake import Hello
@@ -126,10 +126,12 @@ class StragglerLook:
             at_s = (min(at.at_ns for at in moment.values()) - self.hello.started_ns) / 1e9
             ranks = rank_moments(moment, pages, groups)
             issued = [sum(count for _, count, _ in at.groups) for at in moment.values()]
-            active = active_ranks(ranks, members) if alone else awake_ranks(ranks, members)
-            self.watch.add(Observation(at_s, active, sum(issued), max(issued)))
+            awake, for_these = awake_ranks(ranks, members)
+            # Of several nodes it is not known here whom the others wait for.
+            whole = for_these or not alone
+            self.watch.add(Observation(at_s, awake, sum(issued), max(issued), whole))
             if not alone:
-                self.nodes.add(at_s, tuple(ranks), active, sum(issued))
+                self.nodes.add(at_s, tuple(ranks), awake, sum(issued))
         if stuck:
             return
         if alone:

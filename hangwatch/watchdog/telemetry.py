@@ -255,8 +255,10 @@ def loop_of(rings: Iterable[Sequence[Issued]]) -> Loop:
         passed_s = (ring[-1].at_ns - ring[0].at_ns) / 1e9 if ring else 0.0
         if passed_s > 0:
             # Where no line recurs so often, a turn takes longer.
-            turn_s = loop_period_s(ring) or passed_s / RECURRENCES
-            loop = max(loop, Loop(turn_s, (len(ring) - 1) / passed_s))
+            period_s = loop_period_s(ring)
+            turn_s = period_s or passed_s / RECURRENCES
+            known = period_s is not None
+            loop = max(loop, Loop(turn_s, (len(ring) - 1) / passed_s, known))
     return loop
 
 

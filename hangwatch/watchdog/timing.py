@@ -168,6 +168,8 @@ HELD_S = 1.0
 HELD_PROFILE_S = 1
 MOMENTS_KNOWN_S = 2.0
 """After so long the moments of a time are known of all ranks."""
+WAITS_SHOWN_S = 60.0
+"""A report shows who has waited for so long."""
 PROFILE_ENDS_S = 2.0
 """For a profile whose processes have ended."""
 IN_USE_S = 60.0
@@ -177,7 +179,7 @@ ASLEEP_S = 10.0
 
 PROFILE_LATE_S = 3.0
 """That of another node may come so much later."""
-WHY_S = 6.0
+WHY_S = 8.0
 """The node that has the stragglers says why they are slow so long after the profile, at most."""
 SPREAD_S = 1.0
 """Most of the nodes that want to ask the others do so within this; the first one asks."""

@@ -1,6 +1,6 @@
-"""Makes docs/report.schema.json, the JSON schema of report.json, from hangwatch/report/schema.py.
+"""Makes the JSON schemas of reports below docs, from hangwatch/report/schema.py.
 
-Run as ``python tests/integration/report_schema.py > docs/report.schema.json``.
+Run as ``python tests/integration/report_schema.py``.
 """
 
 from __future__ import annotations
@@ -9,36 +9,46 @@ import ast
 import builtins
 import inspect
 import json
-import sys
 import types
 import typing
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.report import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-def document(*, closed: bool = False) -> dict[str, Any]:
+def document(kind: Any = schema.Report, *, closed: bool = False) -> dict[str, Any]:
     """The schema, JSON Schema 2020-12. closed: it allows no other fields than those it knows."""
     defined: dict[str, Any] = {}
-    top = _reference(schema.Report, defined)
+    top = _reference(kind, defined)
     if closed:
-        for kind in defined.values():
-            kind["additionalProperties"] = False
+        for one in defined.values():
+            one["additionalProperties"] = False
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "hangwatch's report.json",
+        "title": f"hangwatch's {_name(kind)}.json",
         **top,
         "$defs": dict(sorted(defined.items())),
     }
 
 
-def text() -> str:
-    """The file."""
-    return json.dumps(document(), indent=1) + "\n"
+def published() -> Iterator[tuple[Path, str]]:
+    """The files, and what is in them."""
+    for kind in (schema.Report, schema.StragglerReport):
+        yield DOCS / f"{_name(kind)}.schema.json", json.dumps(document(kind), indent=1) + "\n"
+
+
+def _name(kind: type) -> str:
+    return kind.__name__.lower().replace("stragglerreport", "straggler")
 
 
 def _of(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 (each kind of type)
@@ -49,6 +59,8 @@ def _of(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 
     match typing.get_origin(hint):
         case typing.Annotated:  # a text, and the enum that it is a value of
             return {"type": "string", "enum": [member.value for member in hint.__metadata__[0]]}
+        case typing.Literal:
+            return {"const": arguments[0]}
         case typing.NotRequired:
             return _of(arguments[0], defined)
         case typing.Union | types.UnionType:
@@ -104,4 +116,5 @@ def _classes() -> dict[str, ast.ClassDef]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    for file, text in published():
+        file.write_text(text)

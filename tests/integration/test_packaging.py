@@ -50,7 +50,8 @@ def test_one_wheel_serves_every_python_and_carries_everything(tmp_path: Path) ->
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hangwatch").rglob("*.py")}
     assert modules <= names
-    page = {f"hangwatch/report/html/page.{kind}" for kind in ("html.j2", "css", "js")}
+    templates = {f"{name}.html.j2" for name in ("page", "parts", "incident", "straggler")}
+    page = {f"hangwatch/report/html/{name}" for name in {"page.css", "page.js"} | templates}
     assert page <= names
     assert {"hangwatch/_native.abi3.so", SITECUSTOMIZE, "hangwatch/py.typed"} <= names
     # A sitecustomize of its own, or a package of that name, would be everybody's.

@@ -9,12 +9,14 @@ import pytest
 from browser import chromium, opened
 from harness import PROGRAMS, reaches, watch
 from large_incident import large_incident
+from slow_evidence import EVIDENCE as SLOW
 from waiting import in_time
 
 from hangwatch.report.build import build_report
-from hangwatch.report.files import load
-from hangwatch.report.html import render_page
+from hangwatch.report.files import load_incident
+from hangwatch.report.html import render_page, render_straggler
 from hangwatch.report.schema import SCHEMA
+from hangwatch.report.straggler import build_straggler_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +108,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def incident(kept: Path) -> Any:
     """What was reported of it."""
-    return load(kept)[1]
+    return load_incident(kept)[1]
 
 
 @pytest.fixture
@@ -396,3 +398,24 @@ def test_on_paper_everything_is_unfolded_and_fits(
             ".filter((e) => e.getBoundingClientRect().right > innerWidth).length"
         )
         assert wide == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_of_a_straggler(
+    browser: Browser, tmp_path: Path, scheme: Scheme, width: int
+) -> None:
+    file = tmp_path / "index.html"
+    file.write_text(render_straggler(build_straggler_report(SLOW)), "utf-8")
+    with opened(browser, file, scheme=scheme, width=width) as found:
+        page = found.page
+        assert "wait for rank 2 again and again" in page.locator("h1").inner_text()
+        assert "read(batch)" in page.locator(".code.culprit .line.here").inner_text()
+        assert page.locator("#waits .lane.culprit .who").text_content() == "rank 2"
+        assert page.locator("#waits .lane").count() == 4
+        assert page.locator("#lines tbody tr").count() == 3
+        page.get_by_label("Find rank").fill("3")
+        assert page.locator("#waits .lane.hit .who").all_text_contents() == ["rank 3"]
+        assert [item for item in page.evaluate(CONTRASTS) if item[0] < CONTRAST] == []
+        assert overflow(page) == 0
+        assert found.troubles == []

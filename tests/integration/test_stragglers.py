@@ -114,6 +114,7 @@ def test_the_slow_ranks_are_named_with_what_they_cost(kind: str) -> None:
         assert 0.05 <= found[0]["fraction"] < cost + TOLERANCE
     elif kind != "recovers":  # the mean of its second part is that of both
         assert found[0]["fraction"] == pytest.approx(cost, abs=TOLERANCE)
+    assert result.run["straggler_reports"] == ["straggler-001"]
     assert result.stderr.count("hangwatch: STRAGGLER (") == 1
     assert "hangwatch: stragglers have cost this run" in result.stderr
     assert ("the job no longer waits for" in result.stderr) == (kind == "recovers")
@@ -172,6 +173,7 @@ def test_the_slow_ranks_of_several_hosts_are_named_on_all_of_them(
         assert said.count("hangwatch: STRAGGLER (") == 1
         assert (f"(reported by node {here.name})" in said) == (host is not here)
         assert (f"rank {ranks[0]} is process" in said) == (host is here)
+        assert account["straggler_reports"] == (["straggler-001"] if host is here else [])
 
 
 @needs_hosts

@@ -15,7 +15,7 @@ from random import Random
 from hangwatch.efficiency.node_watch import NodeWatch
 from hangwatch.efficiency.nodes import find_slow
 from hangwatch.efficiency.straggler_watch import Observation, StragglerWatch
-from hangwatch.efficiency.stragglers import RankMoment, active_ranks, awake_ranks
+from hangwatch.efficiency.stragglers import RankMoment, awake_ranks
 from hangwatch.model.report import Straggler
 
 Step = tuple[str, float]
@@ -144,8 +144,8 @@ def watched(
     while (at_s := at_s + chance.uniform(0.05, 0.15)) < end_s:
         seen = {rank: line.at(at_s) for rank, line in lines.items()}
         issued = [sum(one.issued.values()) for one in seen.values()]
-        active = active_ranks(seen, job.members)
-        watch.add(Observation(at_s, active, sum(issued), max(issued)))
+        awake, for_these = awake_ranks(seen, job.members)
+        watch.add(Observation(at_s, awake, sum(issued), max(issued), for_these))
         straggler = watch.assess(at_s, members)
         if straggler is not None:
             news.append((at_s, straggler))
@@ -183,7 +183,7 @@ def compared(
             while at_s[node] < now_s:
                 seen = {rank: lines[rank].at(at_s[node]) for rank in ranks}
                 place = sum(sum(one.issued.values()) for one in seen.values())
-                awake = awake_ranks(seen, members)
+                awake, _ = awake_ranks(seen, members)
                 watches[node].add(clocks[node] + at_s[node], ranks, awake, place)
                 at_s[node] += chance[node].uniform(0.05, 0.15)
         times = [clock + now_s for clock in clocks]

@@ -21,7 +21,7 @@ from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import Thresholds
 from hangwatch.report.build import build_report
 from hangwatch.report.html import render_page
-from hangwatch.report.html.content import page_of
+from hangwatch.report.html.incident import page_of
 from hangwatch.report.html.lanes import LEFT, RIGHT
 from hangwatch.report.terminal import format_verdict
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import slow_evidence
 from incident import EVIDENCE
 
 from hangwatch import cli
@@ -14,8 +15,10 @@ from hangwatch.model.kinds import State
 from hangwatch.model.report import RunInfo
 from hangwatch.report.build import build_report
 from hangwatch.report.directories import open_run
-from hangwatch.report.files import write_incident
+from hangwatch.report.files import write_incident, write_straggler
+from hangwatch.report.html import render_straggler
 from hangwatch.report.runs import write_run
+from hangwatch.report.straggler import build_straggler_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +113,36 @@ def test_the_list_has_each_run_with_its_incidents(report: Report, reports: Path)
     assert lines[6].strip().startswith("Rank 2 is stuck in its data loader")
     assert any(line.startswith("  incident-002  HANG (likely)") for line in lines)
     assert report("--list", reports / "night-7")[1].splitlines()[0] == lines[3]
+
+
+def test_a_straggler_is_printed_and_listed(report: Report, reports: Path) -> None:
+    where = write_straggler(reports / "night-8", slow_evidence.EVIDENCE)
+    code, out, _ = report()
+    assert code == 0, "the newest run has no incident"
+    assert out.startswith("hangwatch: STRAGGLER (34 % of the time)")
+    assert out.endswith("report     hangwatch-reports/night-8/straggler-001\n")
+    assert report(where)[1] == report(where / "straggler.json")[1] == out
+    made = build_straggler_report(slow_evidence.EVIDENCE)
+    assert json.loads(report("--json", where)[1]) == json.loads(json.dumps(made))
+    assert report("--html", where)[1] == render_straggler(made)
+    listed = report("--list", reports / "night-8")[1].splitlines()
+    assert listed[0].endswith("  12 min, exit code 0")
+    assert listed[2].startswith("  straggler-001 STRAGGLER (34 % of the time)  ")
+    assert listed[3] == "    " + made["headline"]
+
+
+def test_of_a_run_with_both_the_incident_is_printed(report: Report, reports: Path) -> None:
+    write_straggler(reports / "night-7", slow_evidence.EVIDENCE)
+    assert report("hangwatch-reports/night-7")[1].startswith("hangwatch: HANG")
+
+
+def test_a_damaged_straggler_is_said_so(report: Report, reports: Path) -> None:
+    where = write_straggler(reports / "night-8", slow_evidence.EVIDENCE)
+    for content in ('{"schema": "hangwatch.straggler/1"}', "[]"):
+        (where / "straggler.json").write_text(content)
+        for form in ((), ("--html",)):
+            assert report(where, *form)[0] == 2
+        assert "  straggler-001 unreadable" in report("--list", reports / "night-8")[1]
 
 
 def test_a_directory_that_does_not_say_which_run_is_newest_is_listed(

@@ -9,7 +9,7 @@ from hangwatch.efficiency.stragglers import (
     RankMoment,
     SlowRanks,
     Window,
-    active_ranks,
+    awake_ranks,
     chance,
     cost_of,
     longest_wait,
@@ -31,25 +31,28 @@ def frozen(*ranks: int) -> frozenset[int]:
     return frozenset(ranks)
 
 
-class TestActiveRanks:
+class TestAwakeRanks:
     def test_all_are_active_where_none_waits(self) -> None:
-        assert active_ranks({0: at(5), 1: at(6), 2: at(5)}, WORLD) == frozen(0, 1, 2)
+        assert awake_ranks({0: at(5), 1: at(6), 2: at(5)}, WORLD) == (frozen(0, 1, 2), True)
 
     def test_a_rank_that_is_ahead_and_idle_waits_for_those_behind(self) -> None:
         moment = {0: at(6, idle=True), 1: at(5), 2: at(6, idle=True)}
-        assert active_ranks(moment, WORLD) == frozen(1)
+        assert awake_ranks(moment, WORLD) == (frozen(1), True)
 
     def test_a_rank_that_is_ahead_and_busy_does_not_wait(self) -> None:
         moment = {0: at(6, unfinished=True), 1: at(5), 2: at(6, idle=True)}
-        assert active_ranks(moment, WORLD) == frozen(0, 1)
+        assert awake_ranks(moment, WORLD) == (frozen(0, 1), True)
 
     def test_an_idle_rank_that_has_issued_the_least_is_active(self) -> None:
         # It waits for its data loader.
         moment = {0: at(6, idle=True), 1: RankMoment({0: 5}, idle=True), 2: at(6, idle=True)}
-        assert active_ranks(moment, WORLD) == frozen(1)
+        assert awake_ranks(moment, WORLD) == (frozen(1), True)
 
     def test_nothing_is_known_while_data_are_on_their_way(self) -> None:
-        assert active_ranks({0: at(6, idle=True), 1: at(6), 2: at(6, idle=True)}, WORLD) == frozen()
+        assert awake_ranks({0: at(6, idle=True), 1: at(6), 2: at(6, idle=True)}, WORLD) == (
+            frozen(1),
+            False,
+        )
 
     def test_the_last_to_arrive_may_wait_itself(self) -> None:
         # Rank 1 is the last in group 0, since it waits for rank 3 in group 1.
@@ -60,22 +63,22 @@ class TestActiveRanks:
             2: RankMoment({2: 2}, idle=True),
             3: RankMoment({1: 1, 2: 1}),
         }
-        assert active_ranks(moment, members) == frozen(3)
+        assert awake_ranks(moment, members) == (frozen(3), True)
 
     def test_a_message_is_waited_for_from_its_sender(self) -> None:
         moment = {0: at(idle=True, peer=1), 1: at(idle=True, peer=2), 2: at()}
-        assert active_ranks(moment, {}) == frozen(2)
+        assert awake_ranks(moment, {}) == (frozen(2), True)
 
     def test_two_ranks_that_wait_for_each_other_have_data_on_their_way(self) -> None:
         moment = {0: at(idle=True, peer=1), 1: at(idle=True, peer=0), 2: at()}
-        assert active_ranks(moment, {}) == frozen()
+        assert awake_ranks(moment, {}) == (frozen(2), False)
 
     def test_a_group_that_a_member_does_not_count_proves_nothing(self) -> None:
         moment = {0: at(6, idle=True), 1: RankMoment({}), 2: at(6, idle=True)}
-        assert active_ranks(moment, WORLD) == frozen()
+        assert awake_ranks(moment, WORLD) == (frozen(1), False)
 
     def test_a_group_with_members_out_of_sight_proves_nothing(self) -> None:
-        assert active_ranks({0: at(6, idle=True), 1: at(5)}, WORLD) == frozen()
+        assert awake_ranks({0: at(6, idle=True), 1: at(5)}, WORLD) == (frozen(1), False)
 
 
 FOUR = {0: frozen(0, 1, 2, 3)}
@@ -208,8 +211,9 @@ class TestAWatch:
         watch = StragglerWatch(S)
         assert watch.held_s((1,)) == 0.0
         self.fill(watch, 0, 100, self.all_, frozen(1))
-        assert watch.active_share(1) == 1.0
-        assert watch.active_share(0) == pytest.approx(0.5, abs=0.01)
+        assert watch.waiting_share(1, 50, 100) == 0.0
+        assert watch.waiting_share(0, 50, 100) == pytest.approx(0.5, abs=0.01)
+        assert watch.waiting_share(0, 200, 300) == pytest.approx(0.5, abs=0.01)
         self.fill(watch, 100, 102, frozen(1))
         assert watch.held_s((1,)) == pytest.approx(2.0)
         assert watch.held_s((0, 1)) == pytest.approx(2.0)

@@ -44,7 +44,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
     ),
     "watchdog": (
         *("timing", "state", "cadence", "peers", "incident", "gpus", "startup", "moments"),
-        *("profiles", "announcer", "stragglers", "telemetry", "monitor", "daemon", "__main__"),
+        *("profiles", "straggler_reporter", "announcer", "stragglers", "telemetry", "monitor"),
+        *("daemon", "__main__"),
     ),
     "commands": ("timing", "runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }

@@ -17,7 +17,7 @@ from hangwatch.model.kinds import State
 from hangwatch.model.report import RasAnswer, RunInfo, Straggler, Stragglers
 from hangwatch.report.build import build_report
 from hangwatch.report.directories import open_run
-from hangwatch.report.files import load, write_incident
+from hangwatch.report.files import load_incident, write_incident
 from hangwatch.report.runs import write_run
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
@@ -76,7 +76,7 @@ def test_incidents_are_numbered(run_dir: Path) -> None:
 def test_an_incident_that_became_worse_keeps_its_number(run_dir: Path) -> None:
     first = write_incident(run_dir, SLOW)
     assert write_incident(run_dir, HANG, replaced=first) == first
-    assert load(first)[1]["verdict"]["state"] == "hang"
+    assert load_incident(first)[1]["verdict"]["state"] == "hang"
     assert [path.name for path in run_dir.iterdir()] == ["incident-001"]
 
 
@@ -137,6 +137,7 @@ def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
                 "site": None,
             }
         ],
+        "straggler_reports": [],
         "straggler_watch": {"measured_s": 30.0, "unknown": None},
     }
 
@@ -183,7 +184,7 @@ def test_one_whose_number_is_taken_while_it_is_replaced_gets_the_next(
         ),
     )
     assert write_incident(run_dir, HANG, replaced=first) == run_dir / "incident-002"
-    states = [load(run_dir / f"incident-00{n}")[1]["verdict"]["state"] for n in (1, 2)]
+    states = [load_incident(run_dir / f"incident-00{n}")[1]["verdict"]["state"] for n in (1, 2)]
     assert states == ["slow", "hang"]
 
 
@@ -193,7 +194,7 @@ def test_one_whose_number_is_taken_while_it_is_replaced_gets_the_next(
 def test_a_report_is_found_from_anywhere_above_it(run_dir: Path, below: str) -> None:
     write_incident(run_dir, SLOW)
     write_incident(run_dir, HANG)
-    where, report = load(run_dir.parent / below)
+    where, report = load_incident(run_dir.parent / below)
     assert where.resolve() == (run_dir / "incident-002").resolve()
     assert report["verdict"]["state"] == "hang"
 
@@ -213,7 +214,7 @@ def test_a_run_without_incident_is_told_from_a_wrong_path(run_dir: Path, tmp_pat
         (tmp_path / "list.json", "schema None"),
     ):
         with pytest.raises(ReportError, match=said):
-            load(path)
+            load_incident(path)
 
 
 def test_a_run_that_another_one_has_planted_as_a_link_gets_no_report(tmp_path: Path) -> None:
@@ -266,11 +267,11 @@ def test_latest_leads_to_nothing_but_a_run_beside_it(
 ) -> None:
     write_incident(tmp_path_run(tmp_path / "elsewhere"), HANG)
     link = run_dir.parent / "latest"
-    assert load(write_incident(run_dir, HANG).parents[1])[0].parent == run_dir
+    assert load_incident(write_incident(run_dir, HANG).parents[1])[0].parent == run_dir
     link.unlink()
     link.symlink_to(target)
     with pytest.raises(ReportError, match="holds no report"):
-        load(run_dir.parent)
+        load_incident(run_dir.parent)
 
 
 def tmp_path_run(root: Path) -> Path:

@@ -21,10 +21,10 @@ from hangwatch.model.snapshot import GroupProgress, JobSnapshot, RankSnapshot, T
 from hangwatch.model.verdict import OK, RootCause, Wait
 from hangwatch.report.build import build_report
 from hangwatch.report.directories import open_run
-from hangwatch.report.files import load, write_incident
+from hangwatch.report.files import load_incident, write_incident
 from hangwatch.report.html import render_page
-from hangwatch.report.html.content import Page, page_of
 from hangwatch.report.html.graph import MOST_NODES
+from hangwatch.report.html.incident import Page, page_of
 from hangwatch.report.html.lanes import Axis
 from hangwatch.report.html.nodes import machines
 from hangwatch.report.html.progress import MOST_ROWS, progress
@@ -460,7 +460,7 @@ def test_a_page_that_fails_costs_no_report(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("hangwatch.report.files.render_page", fail)
     lost: list[str] = []
     path = write_incident(open_run(tmp_path, "r"), EVIDENCE, lost=lost)
-    assert load(path)[1]["verdict"]["state"] == "hang"
+    assert load_incident(path)[1]["verdict"]["state"] == "hang"
     assert lost == [f"{path / 'index.html'} could not be written: too deep"]
     assert not [file for file in path.iterdir() if "html" in file.name]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import slow_evidence
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
 from hangwatch.efficiency import Finding, note_of
@@ -16,6 +17,7 @@ from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
 from hangwatch.model.report import Straggler, Stragglers, Why
 from hangwatch.model.verdict import OK, RootCause, Verdict, Wait
 from hangwatch.report.build import build_report
+from hangwatch.report.straggler import build_straggler_report
 from hangwatch.report.terminal import (
     PLAIN,
     Style,
@@ -242,19 +244,23 @@ def test_costly_mistakes_stand_in_a_block_of_their_own_at_the_end() -> None:
 
 def test_stragglers_are_told_with_what_they_cost() -> None:
     straggler = Straggler((2, 5), 0.344, 30.0, 120.0)
-    where = {2: "process 71 on node-a", 5: "process 74 on node-a", 6: "process 75 on node-a"}
-    assert list(format_straggler(straggler, where, Style(90))) == [
+    pids = {2: 71, 5: 74, 6: 75}
+    report = build_straggler_report(replace(slow_evidence.EVIDENCE, straggler=straggler, pids=pids))
+    assert list(format_straggler(report, Path("/r/straggler-001"), Style(90))) == [
         "hangwatch: STRAGGLER (34 % of the time)",
         "  The other ranks wait for ranks 2 and 5 again and again, and they for none of them.",
-        "  cost       34 % of the last 90 s: so much less time would have been needed if ranks 2",
-        "             and 5 took as long as the others",
+        "  cost       34 % of 90 s, from 30 s after the start on: so much less time would have",
+        "             been needed if ranks 2 and 5 took as long as the others",
         "  culprit    rank 2 is process 71 on node-a",
         "             rank 5 is process 74 on node-a",
         "  what to do Compare what it does in a step with what another rank does: a slower data",
         "             loader or disk, files or logs that only some ranks write, longer sequences,",
         "             a CPU that others use, too. `py-spy record --pid` on both shows where the",
         "             time goes.",
+        "  report     /r/straggler-001",
     ]
+    assert list(format_straggler(report))[-1] == "  report     none could be written"
+    assert "report" not in list(format_straggler(report, stored=False))[-1]
 
 
 TRAIN_LINE = Site("/home/ada/train.py", 12, "step", "read(batch)")
@@ -315,7 +321,8 @@ def test_the_cause_of_a_straggler_is_told_with_what_to_do(
     why: Why, cause: str, advice: str
 ) -> None:
     straggler = Straggler((2,), 0.344, 30.0, 120.0, why)
-    block = list(format_straggler(straggler, {}))
+    report = build_straggler_report(replace(slow_evidence.EVIDENCE, straggler=straggler))
+    block = list(format_straggler(report))
     text = " ".join(" ".join(block).split())
     assert cause in text
     assert f"what to do {advice}" in text

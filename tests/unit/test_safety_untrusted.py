@@ -319,7 +319,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("report/directories.py", "store"): NEW,
     ("report/directories.py", "create_file"): NEW,
     ("report/directories.py", "_swap"): NEW,
-    ("report/html/content.py", "render"): "files of this package",
+    ("report/html/page.py", "render_template"): "files of this package",
     ("run/rundir.py", "empty"): OURS,
     ("run/rundir.py", "_parent"): "names in a directory that was just seen to be ours",
     ("run/rundir.py", "_private_parent"): "names in a base, and a directory made anew",

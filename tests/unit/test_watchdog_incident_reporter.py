@@ -14,7 +14,7 @@ from waiting import BOUND_S
 
 from hangwatch.console import News
 from hangwatch.report.directories import open_run
-from hangwatch.report.files import load, write_incident
+from hangwatch.report.files import load_incident, write_incident
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident import reporter as reporting
 from hangwatch.watchdog.incident.reporter import Reporter
@@ -44,7 +44,7 @@ def test_a_verdict_is_kept_and_told(tmp_path: Path) -> None:
     text, reporter = told(EVIDENCE, open_run(tmp_path, "r"), tmp_path)
     assert VERDICT.headline in " ".join(text.split())
     assert reporter.report is not None
-    assert load(reporter.report)[1]["verdict"]["headline"] == VERDICT.headline
+    assert load_incident(reporter.report)[1]["verdict"]["headline"] == VERDICT.headline
 
 
 def test_a_verdict_is_told_where_nothing_can_be_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.profile import Profile, StackSamples
 from hangwatch.model.snapshot import Frame
-from hangwatch.watchdog.profiles import Profiled, Profiler
+from hangwatch.watchdog.profiles import Explained, Profiled, Profiler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,14 +49,20 @@ class MadePySpy:
 
 
 def ask(spy: MadePySpy, tmp_path: Path, program: str = "") -> tuple[Reason, Site | None]:
-    def rank(number: int, waits: float) -> Profiled:
+    def rank(number: int) -> Profiled:
         made = page(number, pid=700 + number)
         identity = replace(made.identity, program=program)
-        return Profiled(replace(made, identity=identity), 700 + number, waits)
+        return Profiled(replace(made, identity=identity), 700 + number)
 
     profiler = Profiler(cast("PySpy", spy), tmp_path, str(spy.proc))
-    why = asyncio.run(profiler.why(rank(1, 0.0), rank(0, 0.5), 0.5, 5))
-    return why.reason, why.site
+
+    async def ask_now() -> Explained:
+        slow, like = await profiler.take_both(rank(1), rank(0), 5)
+        return await profiler.explain(rank(1).page, slow, replace(like, waits=0.5), 0.5)
+
+    found = asyncio.run(ask_now())
+    assert [one.rank for one in found.profiles] == [1, 0]
+    return found.why.reason, found.why.site
 
 
 def test_the_line_of_the_slow_one_is_told_with_its_text(tmp_path: Path) -> None:
@@ -90,8 +96,14 @@ def test_a_rank_of_another_node_that_runs_other_files(tmp_path: Path) -> None:
         return Profile(rank, 700, 700, (StackSamples(700, 700, "MainThread", frames, 200),))
 
     slow, like = profile(2, Frame("/a/train.py", 2, "main")), Frame("/a/train.py", 1, "main")
-    why = asyncio.run(profiler.compare(page(2), slow, profile(0, like), 0.5))
-    assert (why.reason, why.like) == (Reason.USER_CODE, 0)
+    found = asyncio.run(profiler.compare(page(2), slow, profile(0, like), 0.5))
+    assert (found.why.reason, found.why.like) == (Reason.USER_CODE, 0)
+    (training,) = found.threads
+    assert [(one.site and one.site.line, one.share) for one in training.lines] == [
+        (2, 1.0),
+        (1, 0.0),
+        (None, 0.0),
+    ]
     for frames in ((Frame("/b/train.py", 2, "main"),), ()):
         with pytest.raises(EvidenceError, match="rank 2 runs no file that rank 0 runs"):
             asyncio.run(profiler.compare(page(2), slow, profile(0, *frames), 0.5))

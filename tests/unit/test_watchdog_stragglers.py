@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -21,18 +22,21 @@ from hangwatch.model.kinds import Reason
 from hangwatch.model.page import PageMoment, RankPage
 from hangwatch.model.profile import Profile, StackSamples
 from hangwatch.model.report import Why
+from hangwatch.report.files import load
+from hangwatch.report.schema import STRAGGLER_SCHEMA
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import Config
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.announcer import Announcer
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.moments import Moments, rank_moments
+from hangwatch.watchdog.profiles import Explained
+from hangwatch.watchdog.straggler_reporter import StragglerReporter
 from hangwatch.watchdog.stragglers import StragglerLook
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hangwatch.console import News
+    from hangwatch.report.schema import StragglerReport
     from hangwatch.watchdog.peers.comparison import Talk
     from hangwatch.watchdog.profiles import Profiled, Profiler
 
@@ -114,24 +118,29 @@ class MadeProfiler:
     found: list[Why] = field(default_factory=list)
     asked: list[tuple[float, float, float]] = field(default_factory=list)
     """The cost, and the shares of time for which the straggler and the other one waited."""
+    taken: int = 0
 
-    async def why(self, slow: Profiled, like: Profiled, cost: float, _: int) -> Why:
-        self.asked.append((cost, slow.waits, like.waits))
+    async def take_both(self, slow: Profiled, like: Profiled, seconds: int) -> list[Profile]:
+        self.taken += 1
         if not self.found:
             raise EvidenceError("py-spy was not found")
         assert (slow.page.identity.rank, like.page.identity.rank) == (1, 0)
-        assert (slow.thread, like.thread) == (7, 7)
-        return self.found.pop(0)
+        return [await self.take(one, seconds) for one in (slow, like)]
+
+    async def explain(self, _: RankPage, slow: Profile, like: Profile, cost: float) -> Explained:
+        self.asked.append((cost, slow.waits, like.waits))
+        return Explained(self.found.pop(0))
 
     async def take(self, one: Profiled, _: int) -> Profile:
         stacks = [StackSamples(7, 7, "MainThread", (), count) for count in range(1, 151)]
         who = one.page.identity
-        return Profile(who.rank, who.pid, one.thread, tuple(stacks), waits=one.waits)
+        assert one.thread == 7
+        return Profile(who.rank, who.pid, one.thread, tuple(stacks))
 
-    async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Why:
+    async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Explained:
         assert page.identity.rank == slow.rank
         assert cost == 0.4
-        return Why(Reason.USER_CODE, OTHER_LINE, 0.5, like.rank, 0.0)
+        return Explained(Why(Reason.USER_CODE, OTHER_LINE, 0.5, like.rank, 0.0))
 
 
 @dataclass
@@ -149,7 +158,8 @@ class MadePeers:
 def look(tmp_path: Path, news: News, said: Path) -> StragglerLook:
     made = hello(tmp_path, Config(straggler_window_s=WINDOW_S))
     fd = os.open(said, os.O_WRONLY | os.O_APPEND)
-    reporter = Reporter(None, news, "", fd)
+    reporter = StragglerReporter(Reporter(tmp_path / "reports", news, "", fd))
+    (tmp_path / "reports").mkdir()
     return StragglerLook(
         hello=made,
         news=news,
@@ -287,9 +297,16 @@ def look_at(look: StragglerLook, job: Job) -> None:
     asyncio.run(looked())
 
 
-def watch(look: StragglerLook, job: Job, seconds: int) -> None:
+def read_straggler(where: Path) -> StragglerReport:
+    """The stored report of a straggler."""
+    _, content = load(where)
+    assert content["schema"] == STRAGGLER_SCHEMA
+    return content
+
+
+def watch(look: StragglerLook, job: Job, seconds: int, since_s: int = 0) -> None:
     """Look at rank 1 being slow, once a second."""
-    for second in range(seconds):
+    for second in range(since_s, since_s + seconds):
         slow_second_rank(job, range(10 * second + 1, 10 * second + 11))
         look_at(look, job)
 
@@ -318,6 +335,57 @@ def test_it_is_told_with_its_reason(look: StragglerLook, said: Path) -> None:
     assert profiler.asked == [pytest.approx((0.5, 0.0, 0.5), abs=0.05)]
     (straggler,) = look.conclude().found
     assert (straggler.why.reason, straggler.why.site) == (Reason.USER_CODE, LINE)
+
+
+def test_its_report_is_written_and_says_in_the_end_what_it_has_cost(
+    look: StragglerLook, said: Path, tmp_path: Path
+) -> None:
+    job = Job()
+    watch(look, job, 20)
+    where = tmp_path / "reports" / "straggler-001"
+    assert f"report {where}" in " ".join(said.read_text().split())
+    at_first = read_straggler(where)
+    assert [one["works"][-20:] for one in at_first["waits"]["ranks"]] == ["10" * 10, "1" * 20]
+    assert at_first["compared"]["missing"] == "py-spy was not found"
+    watch(look, job, 40, 20)
+    account = look.conclude()
+    look.announcer.reporter.conclude(account)
+    asyncio.run(look.announcer.reporter.ended(account.found[-1]))
+    at_last = read_straggler(where)
+    assert at_last["waits"] == at_first["waits"]
+    assert at_first["straggler"]["until_s"] < 20
+    assert at_last["straggler"]["until_s"] > 55
+    assert "hangwatch: stragglers have cost this run" in said.read_text()
+    assert [path.name for path in where.parent.iterdir()] == ["straggler-001"]
+
+
+def test_each_straggler_has_a_report_and_each_its_end(look: StragglerLook, tmp_path: Path) -> None:
+    job = Job()
+    watch(look, job, 20)
+    for second in range(20, 50):
+        for number in range(10 * second + 1, 10 * second + 11):
+            busy, waiting = moment(number, number), waits(number, number + 1)
+            job.note(busy, waiting if number % 2 else busy)
+        look_at(look, job)
+    first, second_one = (
+        read_straggler(tmp_path / "reports" / f"straggler-00{number}")["straggler"]
+        for number in (1, 2)
+    )
+    assert (first["ranks"], second_one["ranks"]) == ([1], [0])
+    assert first["until_s"] == pytest.approx(20, abs=3)
+    assert [one.until_s for one in look.watch.told] == [pytest.approx(first["until_s"], abs=0.1)]
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(
+    look: StragglerLook, said: Path
+) -> None:
+    look.announcer.reporter.reporter.report_dir = Path("/nowhere")
+    watch(look, Job(), 40)
+    text = " ".join(said.read_text().split())
+    assert "report none could be written" in text
+    assert "the report cannot be written to /nowhere" in text
+    asyncio.run(look.announcer.reporter.ended(look.conclude().found[-1]))
+    assert said.read_text().count("cannot be written to /nowhere") == 1
 
 
 def test_one_that_is_seldom_late_is_told_why_once_it_is(
@@ -364,7 +432,7 @@ def test_without_profiles_it_is_told_without_a_reason(look: StragglerLook, said:
     text = " ".join(said.read_text().split())
     assert text.count("STRAGGLER") == 1
     assert "not seen the profiles of the ranks: py-spy was not found" in text
-    assert len(cast("MadeProfiler", look.announcer.profiler).asked) == 1
+    assert cast("MadeProfiler", look.announcer.profiler).taken == 1
 
 
 def test_nothing_is_told_of_a_job_that_is_stuck(look: StragglerLook, said: Path) -> None:
@@ -521,7 +589,7 @@ class TestSeveralNodes:
     ) -> None:
         look_for(look, job, 20, monkeypatch)
         found = SlowNodes((0, 1), 0.4, 3, "node-a", since_s=15.0, window_s=10.0)
-        talk = hear(look, found, Profile(3, 9, 9, ()))
+        talk = hear(look, found, Profile(0, 9, 9, ()))
         text = " ".join(said.read_text().split())
         assert "cause Rank 0 is at train.py:30 for 50 % of its time, rank 3 for 0 %." in text
         assert "rank 1 is process 101 on node-a" in text

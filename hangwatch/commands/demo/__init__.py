@@ -12,7 +12,7 @@ from hangwatch.errors import ReportError, UsageError
 from hangwatch.launch.command import Signals
 from hangwatch.launch.signals import FORWARDED
 from hangwatch.launch.supervisor import supervise
-from hangwatch.report.files import load
+from hangwatch.report.files import load_incident
 from hangwatch.settings.config import Config, OnHang, new_run_id
 
 RANKS = 4
@@ -67,7 +67,7 @@ def _judge(run_dir: Path) -> int:
     """Compare the last verdict with the planted fault."""
     _say(f"planted: rank {CULPRIT}, {REASON}: a worker of its loader sleeps in {PROGRAM.name}")
     try:
-        where, report = load(run_dir)
+        where, report = load_incident(run_dir)
     except ReportError as error:
         _say(f"found:   nothing ({error})")
         return EXIT_MISSED

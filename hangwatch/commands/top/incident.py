@@ -18,7 +18,7 @@ from hangwatch.errors import ReportError
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Phase
 from hangwatch.report import schema
-from hangwatch.report.files import REPORT, load
+from hangwatch.report.files import REPORT, load_incident
 from hangwatch.report.runs import read_run, run_files
 from hangwatch.report.schema import Report
 from hangwatch.watchdog import state
@@ -83,7 +83,7 @@ def read_report(current: IncidentState) -> StoredReport | None:
 @lru_cache(maxsize=1)
 def _read_report(directory: Path, written: float) -> StoredReport:
     """Read a report, but only once as long as it does not change. Raises as load()."""
-    directory, content = load(directory)
+    directory, content = load_incident(directory)
     return StoredReport(directory, written, content)
 
 

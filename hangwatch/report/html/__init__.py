@@ -1,9 +1,9 @@
-"""The post-mortem page: index.html, one file that loads nothing else."""
+"""The pages of reports: index.html, one file that loads nothing else."""
 
 from __future__ import annotations
 
 from hangwatch.errors import ReportError
-from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report, StragglerReport
 
 
 def render_page(report: Report) -> str:
@@ -13,7 +13,20 @@ def render_page(report: Report) -> str:
     """
     try:
         # A job without an incident need not load it.
-        from hangwatch.report.html.content import render  # noqa: PLC0415
+        from hangwatch.report.html.incident import render  # noqa: PLC0415
     except ImportError as error:
-        raise ReportError(f"no page can be rendered: {error}") from None
+        raise _missing(error) from None
     return render(report)
+
+
+def render_straggler(report: StragglerReport) -> str:
+    """The same for that of a straggler.json."""
+    try:
+        from hangwatch.report.html.straggler import render  # noqa: PLC0415 (as above)
+    except ImportError as error:
+        raise _missing(error) from None
+    return render(report)
+
+
+def _missing(error: ImportError) -> ReportError:
+    return ReportError(f"no page can be rendered: {error}")

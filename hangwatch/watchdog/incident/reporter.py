@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -28,8 +28,6 @@ from hangwatch.model.report import (
     Note,
     RasAnswer,
     RunInfo,
-    Straggler,
-    Stragglers,
 )
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
@@ -39,14 +37,10 @@ from hangwatch.report.schema import Report
 from hangwatch.report.terminal import (
     Style,
     format_notes,
-    format_straggler,
-    format_stragglers,
     format_verdict,
 )
-from hangwatch.report.wording import slow_at
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
-from hangwatch.text import percent, the_ranks
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.stages import Announce
@@ -80,8 +74,8 @@ class SavedReporter:
 
 
 @dataclass(slots=True)
-class _Files:
-    """The stored report of one incident."""
+class Files:
+    """A stored report."""
 
     path: Path | None = None
     """Its directory, once a write has ended."""
@@ -98,7 +92,7 @@ class Reporter:
     report: Path | None = None
     """Directory of the incident at hand."""
     elsewhere: Elsewhere | None = None
-    _files: _Files = field(default_factory=_Files)
+    _files: Files = field(default_factory=Files)
     _last: Evidence | None = None
     """The evidence of the last report."""
     _hooks: Tasks = field(default_factory=Tasks)
@@ -108,7 +102,7 @@ class Reporter:
         """Keep and print a verdict. same_incident: it replaces the last report."""
         report = await self._built(evidence)
         if not same_incident:
-            self._files = _Files()
+            self._files = Files()
         self.report = await self._write(evidence, report)
         self._last = evidence
         reach(Point.REPORTED)
@@ -135,22 +129,7 @@ class Reporter:
 
     def notes(self, notes: Sequence[Note]) -> None:
         """Print the costly mistakes of the job, if there are any."""
-        self._print_lines(format_notes(notes_content(notes), self._style()))
-
-    def straggler(self, straggler: Straggler, processes: Mapping[int, str]) -> None:
-        """Print that ranks make the job slow. processes: by rank, where it runs."""
-        self._print_lines(format_straggler(straggler, processes, self._style()))
-
-    def straggler_elsewhere(self, straggler: Straggler, host: str) -> None:
-        """Print in one line that ranks of another node make the job slow."""
-        who, share = the_ranks(straggler.ranks), percent(straggler.fraction)
-        said = f"STRAGGLER ({share} of the time) The other ranks wait for {who} again and again."
-        why = slow_at(straggler.ranks[0], straggler.why)
-        self.news.say(" ".join([said, *why, f"(reported by node {host})"]))
-
-    def stragglers(self, stragglers: Stragglers) -> None:
-        """Print what stragglers have cost the job, if there were any."""
-        self._print_lines(format_stragglers(stragglers, self._style()))
+        self.print_lines(format_notes(notes_content(notes), self.style()))
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for hooks; one that takes longer goes on by itself."""
@@ -163,21 +142,23 @@ class Reporter:
     def restore(self, saved: SavedReporter) -> None:
         """Take over the report of the incident at hand."""
         self.report = Path(saved.report) if saved.report else None
-        self._files, self.elsewhere = _Files(self.report), saved.elsewhere
+        self._files, self.elsewhere = Files(self.report), saved.elsewhere
 
     def _print(self, main: Verdict, report: Report | None) -> None:
         try:
             if report is not None:
-                self._print_lines(format_verdict(report, self.report, self._style()))
+                self.print_lines(format_verdict(report, self.report, self.style()))
                 return
         except Exception as error:  # noqa: BLE001 (the headline is to be printed all the same)
             self.news.fault("terminal", f"the verdict cannot be shown in full: {error!r}", error)
         self.news.say(f"{main.state.upper()} ({main.certainty}) {main.headline}")
 
-    def _print_lines(self, lines: Iterable[str]) -> None:
+    def print_lines(self, lines: Iterable[str]) -> None:
+        """Print a block."""
         self.news.write("".join(f"{line}\n" for line in lines))
 
-    def _style(self) -> Style:
+    def style(self) -> Style:
+        """Return the width and colour of the job's standard error."""
         with os.fdopen(os.dup(self.stderr_fd), "w") as stream:
             return Style.of(stream, os.environ)
 
@@ -190,36 +171,37 @@ class Reporter:
         return None
 
     async def _write(self, evidence: Evidence, report: Report | None) -> Path | None:
-        """Store the report of the incident at hand; return its directory, None if that failed.
+        """Store the report of the incident at hand; return its directory, None if that failed."""
+        if report is None:
+            return None
+        whole = replace(evidence, log=logged(self.news.run_dir))
+        return await self.keep(partial(write_incident, evidence=whole, report=report), self._files)
 
-        One thread makes all writes: one that timed out is never overtaken by the next, which
-        then replaces what it has written.
+    async def keep(self, write: Callable[..., Path], files: Files) -> Path | None:
+        """Store a report; return its directory, None if that failed.
+
+        write: write_incident(), or one like it. One thread makes all writes: one that timed out is
+        never overtaken by the next, which then replaces what it has written.
         """
-        if self.report_dir is None or report is None:
+        if self.report_dir is None:
             return None
         if self._writer is None:
             self._writer = Worker("hangwatch-report")
-        files, lost = self._files, list[str]()
-        store = partial(
-            write_incident,
-            self.report_dir,
-            replace(evidence, log=logged(self.news.run_dir)),
-            report=report,
-            lost=lost,
-        )
+        lost = list[str]()
+        store = partial(write, self.report_dir, lost=lost)
 
-        def write() -> Path:
+        def stored() -> Path:
             files.path = path = store(replaced=files.path)
             return path
 
         try:
-            path = await self._writer.run(write, timing.REPORT_WRITE_S)
+            path = await self._writer.run(stored, timing.REPORT_WRITE_S)
         except ReportError as error:
             self.news.lose("report-dir", str(error))
         except TimeoutError:
             text = f"the report is not written after {timing.REPORT_WRITE_S:g} s"
             self.news.lose("report-dir", text)
-        except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
+        except Exception as error:  # noqa: BLE001 (what was found is to be printed all the same)
             self.news.fault("report", f"the report cannot be written: {error!r}", error)
         else:
             for what in lost:

@@ -1,30 +1,30 @@
-"""The content of the post-mortem page, which page.html.j2 lays out.
-
-Style and script are in the page, and its policy allows these two alone, by their hashes.
-"""
+"""The content of the page of an incident, which incident.html.j2 lays out."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
-
-import jinja2
-from markupsafe import Markup
+from typing import TypeVar
 
 from hangwatch.console import printable
-from hangwatch.errors import ReportError
 from hangwatch.report import schema
 from hangwatch.report.html.graph import Graph, graph
 from hangwatch.report.html.lanes import Panel, panels
 from hangwatch.report.html.nodes import Machines, machines
+from hangwatch.report.html.page import (
+    DAMAGED,
+    LONG,
+    Advice,
+    Code,
+    advice_of,
+    code_of,
+    moment_text,
+    not_rendered,
+    parts_of,
+    render_template,
+    time_of,
+)
 from hangwatch.report.html.progress import Progress, progress
 from hangwatch.report.html.stacks import Stacks, stacks
 from hangwatch.report.schema import Report
@@ -33,50 +33,22 @@ from hangwatch.report.wording import (
     LABEL,
     LEAST_S,
     RankSet,
-    call_text,
     causes_text,
     certainty_text,
     missing_evidence,
     note_text,
-    site_label,
 )
-from hangwatch.text import duration, shortened, words
+from hangwatch.text import duration, shortened
 
 MOST_MOMENTS = 200
 MOST_UNSEEN = 60
 MOST_ALSO = 20
-LONG = 2_000
-"""Characters of a sentence of hangwatch's, which may name things from outside."""
 MOST_LINES = 400
 """Lines of the text for a bug report."""
 LONGEST_LINE = 400
 
-_HERE = Path(__file__).parent
-_LINKED = re.compile(r"(.*\S)\s+(https://[\w./%#-]+)", re.DOTALL)
-"""Advice that ends in the address of a page."""
 
-_DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors from a stored report that does not have the shape of one."""
 Content = TypeVar("Content")
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to do. ``link``: to the documentation, empty where there is none."""
-
-    parts: tuple[str, ...]
-    """Text and code in turns."""
-    link: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """A line of code with those around it."""
-
-    title: str
-    site: schema.Site
-    lines: tuple[tuple[int, str], ...]
-    """Number and text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,59 +100,15 @@ _CERTAIN = {
 
 def render(report: Report) -> str:
     """The whole page. Raises ReportError for content that is no report."""
-    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     try:
-        return _template().render(
-            page=page_of(report),
-            style=Markup(style),  # noqa: S704 (a file of ours)
-            script=Markup(script),  # noqa: S704 (a file of ours)
-            style_hash=_hash(style),
-            script_hash=_hash(script),
-        )
-    except (jinja2.TemplateError, *_DAMAGED) as error:
-        raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
-
-
-@cache
-def _template() -> jinja2.Template:
-    """The template, compiled once: that takes longer than drawing a page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        finalize=_harmless,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "shortened": shortened,
-        "words": words,
-        "location": site_label,
-        "call": call_text,
-        "certainty": certainty_text,
-    }
-    return environment.get_template("page.html.j2")
-
-
-def _hash(text: str) -> str:
-    """A source of Content-Security-Policy: the hash of an inline element."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _harmless(value: Any) -> Any:
-    """A value with its control characters spelt out: HTML does not escape them.
-
-    So are marks that turn the direction of writing, which make code read otherwise than it
-    runs (CVE-2021-42574).
-    """
-    if type(value) is not str or value.isprintable():
-        return value
-    return "\n".join(map(printable, value.split("\n")))
+        page = page_of(report)
+    except DAMAGED as error:
+        raise not_rendered(error) from None
+    return render_template("incident.html.j2", page)
 
 
 def page_of(report: Report) -> Page:
-    """The content of the page. Raises the errors in _DAMAGED for what is no report."""
+    """The content of the page. Raises the errors in DAMAGED for what is no report."""
     verdict = report["verdict"]
     failed: list[str] = []
     pictures = (
@@ -193,16 +121,16 @@ def page_of(report: Report) -> Page:
     evidence = _drawn("the plain text", _evidence, report, failed) or ""
     return Page(
         report,
-        _parts(verdict["explanation"]) if verdict["explanation"] else (),
-        tuple(map(_parts, _causes(verdict))),
-        tuple(map(_advice, verdict["advice"])),
+        parts_of(verdict["explanation"]) if verdict["explanation"] else (),
+        tuple(map(parts_of, _causes(verdict))),
+        tuple(map(advice_of, verdict["advice"])),
         tuple(_facts(report)),
         tuple(_codes(verdict)),
         *pictures,
         tuple(report["also"][:MOST_ALSO]),
         tuple(_timeline(report)),
         tuple(
-            (shortened(note_text(note), LONG), _advice(f"{note['advice']} {note['link']}"))
+            (shortened(note_text(note), LONG), advice_of(f"{note['advice']} {note['link']}"))
             for note in report["notes"][:MOST_ALSO]
         ),
         (*failed, *_unseen(report)),
@@ -219,20 +147,9 @@ def _drawn(
     """A part of the page; if it cannot be drawn, the other parts still are."""
     try:
         return draw(report)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         failed.append(f"This page lacks {what}: {type(error).__name__}: {error}")
         return None
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    """Text and code in turns."""
-    return tuple(shortened(text, LONG).split("`"))
-
-
-def _advice(text: str) -> Advice:
-    linked = _LINKED.fullmatch(text)
-    text, link = linked.groups() if linked else (text, "")
-    return Advice(_parts(text), link)
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -240,9 +157,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     if verdict["stuck_age_s"] >= LEAST_S:
         yield "stuck for", duration(verdict["stuck_age_s"])
         if verdict["stuck_since"]:
-            yield "stuck since", _moment(verdict["stuck_since"])
+            yield "stuck since", moment_text(verdict["stuck_since"])
     elif verdict["detected_at"]:
-        yield "found at", _moment(verdict["detected_at"])
+        yield "found at", moment_text(verdict["detected_at"])
     if verdict["detected_after_s"] >= LEAST_S:
         yield "found after", duration(verdict["detected_after_s"])
     if verdict["culprits"]:
@@ -259,19 +176,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "command", shortened(shlex.join(map(str, run["command"])), 200)
 
 
-def _moment(text: str) -> str:
-    """A time of report.json in UTC."""
-    at = _time(text)
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else shortened(text, 40)
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
 def _codes(verdict: schema.Verdict) -> Iterator[Code]:
     """The lines that the culprit is at, that the others wait at, and of the cause."""
     culprits = RankSet.of(verdict["culprits"])
@@ -279,12 +183,12 @@ def _codes(verdict: schema.Verdict) -> Iterator[Code]:
     if site:
         died, one = verdict["kind"] == "died", culprits.count == 1
         verb = ("was" if one else "were") if died else ("is" if one else "are")
-        yield _code(site, f"Where {culprits.text} {verb}")
+        yield code_of(site, f"Where {culprits.text} {verb}")
     if others and (not site or (others["file"], others["line"]) != (site["file"], site["line"])):
-        yield _code(others, "Where the others wait" if site else "Where ranks wait")
+        yield code_of(others, "Where the others wait" if site else "Where ranks wait")
     cause = verdict["cause"]
     if cause and cause["evidence"] and cause["site"]:
-        yield _code(cause["site"], f"Why ({cause['certainty']})")
+        yield code_of(cause["site"], f"Why ({cause['certainty']})")
 
 
 def _causes(verdict: schema.Verdict) -> Iterator[str]:
@@ -294,22 +198,11 @@ def _causes(verdict: schema.Verdict) -> Iterator[str]:
         yield " ".join(evidence)
 
 
-def _code(site: schema.Site, title: str) -> Code:
-    context = site.get("context")
-    lines = []
-    if context:
-        for number, text in enumerate(context["lines"], context["first"]):
-            lines.append((number, shortened(text.expandtabs(4).rstrip(), 400)))
-    elif site["source"]:
-        lines.append((site["line"], shortened(site["source"], 400)))
-    return Code(title, site, tuple(lines))
-
-
 def _timeline(report: Report) -> Iterator[tuple[str, str, str]]:
     before = None
     for moment in report["timeline"][-MOST_MOMENTS:]:
         what = shortened(moment["what"], LONG)
-        at = _time(moment["at"])
+        at = time_of(moment["at"])
         if at is None:
             yield shortened(moment["at"], 40), "", what
             continue
