@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import made_pages
 import pytest
+import slow_evidence
 from incident import EVIDENCE
 from incident import rank as snapshot
 from made_hello import facts
@@ -20,12 +21,14 @@ from made_hello import facts
 from hangwatch.commands import runs
 from hangwatch.commands.top.picture import RunView
 from hangwatch.commands.top.rows import Row, Trouble
+from hangwatch.efficiency.straggler_watch import SavedWatch
 from hangwatch.evidence.processes import read_stat
+from hangwatch.model import codec
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord
 from hangwatch.model.report import RunInfo
 from hangwatch.report.build import build_report
-from hangwatch.report.files import write_incident
+from hangwatch.report.files import write_incident, write_straggler
 from hangwatch.report.runs import write_run
 from hangwatch.watchdog import state
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hangwatch.model.page import RankPage
+    from hangwatch.model.report import Straggler
 
 SECOND = 10**9
 TRUNCATED = 100
@@ -324,11 +328,71 @@ def test_a_report_that_was_tampered_with_costs_what_it_adds(
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"judge": 7, "reporter": {}}, {"judge": {"incidents": {"stage": "odd"}}}]
+    "values",
+    [
+        *({}, {"judge": 7, "reporter": {}}, {"judge": {"incidents": {"stage": "odd"}}}),
+        *({"stragglers": 7}, {"stragglers": {"current": {"ranks": "x"}}}),
+    ],
 )
 def test_an_odd_state_is_a_healthy_run(run_dir: Path, values: dict[str, Any]) -> None:
     state.save(run_dir, values)
-    assert picture(run_dir).alarming is False
+    shown = picture(run_dir)
+    assert (shown.alarming, shown.slowed) == (False, False)
+
+
+# --- A straggler -----------------------------------------------------------------
+
+
+def slowed_by(run_dir: Path, straggler: Straggler) -> None:
+    """What the watchdog keeps while there is a straggler."""
+    state.save(run_dir, codec.plain({"stragglers": SavedWatch(current=straggler)}))
+
+
+@pytest.fixture
+def slow(run_dir: Path, tmp_path: Path) -> Path:
+    """A run of three ranks, of which rank 2 is slow; the directory of its report."""
+    for rank in range(3):
+        made_pages.write(run_dir, page(rank))
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    facts(report_dir=reports).keep(run_dir)
+    slowed_by(run_dir, slow_evidence.STRAGGLER)
+    return write_straggler(reports, slow_evidence.EVIDENCE)
+
+
+def test_a_straggler_is_the_headline_and_marked(run_dir: Path, slow: Path) -> None:
+    shown = picture(run_dir)
+    assert shown.state == "STRAGGLER (34 % of the time)"
+    said = "The other ranks wait for rank 2 again and again, and it for none of them."
+    assert shown.summary == said
+    assert (shown.alarming, shown.slowed, shown.report) == (False, True, slow)
+    by_rank = rows(run_dir)
+    assert by_rank[2].trouble is Trouble.CULPRIT
+    assert (by_rank[2].does, by_rank[2].site) == ("user code", slow_evidence.LINE)
+    assert by_rank[0].trouble is Trouble.NONE
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_report_of_another_straggler_is_not_shown(run_dir: Path) -> None:
+    slowed_by(run_dir, replace(slow_evidence.STRAGGLER, ranks=(1, 2)))
+    shown = picture(run_dir)
+    assert "wait for ranks 1 and 2 again" in shown.summary
+    assert shown.report is None
+
+
+@pytest.mark.parametrize("damage", ["{", '{"schema": "hangwatch.straggler/1"}', "[]"])
+def test_a_straggler_is_shown_without_a_report_that_is_damaged(
+    run_dir: Path, slow: Path, damage: str
+) -> None:
+    (slow / "straggler.json").write_text(damage)
+    assert picture(run_dir).slowed
+    assert picture(run_dir).report is None
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_hang_comes_before_a_straggler(run_dir: Path) -> None:
+    kept(run_dir, "")
+    assert picture(run_dir).state == "HANG"
 
 
 # --- The end ---------------------------------------------------------------------

@@ -59,6 +59,7 @@ PICTURE = Picture(
     state="going on",
     summary="8 ranks here, 41 calls/s each",
     alarming=False,
+    slowed=False,
     report=None,
     notes=(),
 )

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Self
 
 from hangwatch.commands.runs import Run, RunPages, is_active
-from hangwatch.commands.top import incident
+from hangwatch.commands.top import incident, straggler
 from hangwatch.commands.top.incident import IncidentState, StoredReport
 from hangwatch.commands.top.rows import RankTracker, Row, Trouble, known_rates, rate_text
 from hangwatch.evidence import sources
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import line_of
+from hangwatch.model.report import Straggler
 from hangwatch.text import counted, duration
 
 
@@ -57,11 +58,13 @@ class Picture:
     state: str
     """``HANG (likely)``, ``waiting``, ``going on``, ..."""
     summary: str
-    """One sentence: the verdict on the current incident, else what the pages show."""
+    """One sentence: the verdict on the current incident, a straggler, or what the pages show."""
     alarming: bool
     """True if that is a verdict."""
+    slowed: bool
+    """True if it is a straggler."""
     report: Path | None
-    """Directory of the current incident's report."""
+    """Directory of the report of the current incident or straggler."""
     notes: tuple[str, ...]
     """Evidence that could not be had, and what else is worth a line."""
 
@@ -105,7 +108,13 @@ class RunView:
             rows = incident.with_report(rows, report, now)
         rows = [self._with_line(row) for row in rows]
         state, summary = incident.headline(current, report)
-        if not state:
+        where = report.directory if report else None
+        slow = None if state else straggler.read_straggler(self.run.path)
+        if slow is not None:
+            state, summary = straggler.headline(slow)
+            rows = straggler.with_straggler(rows, slow)
+            where = self._report_of(slow)
+        elif not state:
             state, summary = _progress(look, rows)
         return Picture(
             run=self.run,
@@ -114,7 +123,8 @@ class RunView:
             state=state,
             summary=summary,
             alarming=current.ongoing,
-            report=report.directory if report else None,
+            slowed=slow is not None,
+            report=where,
             notes=tuple(self._notes(current, report, rows, now)),
         )
 
@@ -131,6 +141,10 @@ class RunView:
             still = f"{counted(living, 'rank')} still {'runs' if living == 1 else 'run'}"
             return f"the supervisor is gone; {still}, unwatched"
         return "the run has ended; its exit code is not known"
+
+    def _report_of(self, slow: Straggler) -> Path | None:
+        facts = self.run.facts
+        return straggler.report_of(slow, facts.report_dir) if facts and facts.report_dir else None
 
     def _with_line(self, row: Row) -> Row:
         if row.site is None or row.site.source is not None or row.node:

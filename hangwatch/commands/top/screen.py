@@ -97,7 +97,8 @@ def _title(picture: Picture, width: int) -> Text:
 
 
 def _summary(picture: Picture, width: int) -> Iterator[Text]:
-    style = "bold red" if picture.alarming else "yellow" if picture.state == "waiting" else "green"
+    warns = picture.slowed or picture.state == "waiting"
+    style = "bold red" if picture.alarming else "yellow" if warns else "green"
     text = Text.assemble((picture.state, style), ": ", printable(picture.summary))
     lines = list(text.wrap(Console(width=width), width))
     if len(lines) > MAX_SUMMARY:
