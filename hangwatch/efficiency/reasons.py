@@ -40,8 +40,9 @@ _MOST = 0.5
 """Share of all that takes longer, for the line that is named, with all that it calls."""
 _EXPLAINED = 0.4
 """Share of the cost that all lines that take longer have to explain together."""
-_ALSO = 0.2
-"""From this share of the slow rank's time on, the other one does the same, only less of it."""
+_ALSO, _ALSO_SHARE = 0.2, 0.02
+"""From this share of the slow rank's time, or of its own, on, the other one does the same, only
+less of it: five samples are no chance, and who calls it to return at once has fewer."""
 _OF_A_CPU = 0.5
 """Share of the cost that a lack of CPU has to explain, and of this lack for a limit."""
 
@@ -97,15 +98,20 @@ def _extra(slow: Shares, like: Shares, least: float) -> _Extra | None:
         return None
     path = _path_of_most(longer)
     reason = Reason.UNEVEN_WORK
-    if path and under(like, path) < _ALSO * under(slow, path):
+    if path and not _does_too(under(like, path), under(slow, path)):
         # A line to which the other one does not come by any way says more than one that it shares.
         own = [
             at
             for at, line in enumerate(path, 1)
-            if at_line(like, line) < _ALSO * at_line(slow, line)
+            if not _does_too(at_line(like, line), at_line(slow, line))
         ]
         path, reason = path[: own[-1]] if own else path, Reason.USER_CODE
     return _Extra(path, under(slow, path), under(like, path), reason)
+
+
+def _does_too(like_share: float, share: float) -> bool:
+    """True if the other rank comes to a line, too, where it is for this share of its time."""
+    return like_share >= min(_ALSO * share, _ALSO_SHARE)
 
 
 def _path_of_most(longer: Shares) -> Path:

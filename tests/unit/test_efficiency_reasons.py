@@ -74,6 +74,18 @@ def test_the_same_line_for_longer() -> None:
     assert (why.share, why.like_share) == (0.7, 0.2)
 
 
+def test_much_longer_is_the_same_line_all_the_same() -> None:
+    slow = profile(2, (135, line(2)), (115, WAITS))
+    like = profile(0, (13, line(2)), (237, WAITS))
+    assert explain(slow, like, 0.5, SOURCES).reason is Reason.UNEVEN_WORK
+
+
+def test_who_returns_at_once_does_not_do_the_same() -> None:
+    slow = profile(2, (110, line(4)), (140, WAITS))
+    like = profile(0, (2, line(4)), (248, WAITS))
+    assert explain(slow, like, 0.5, SOURCES).reason is Reason.USER_CODE
+
+
 def test_waiting_for_others_is_no_reason() -> None:
     slow = profile(2, (20, line(2)), (20, WAITS), (60, line(7, C10D)))
     assert explain(slow, LIKE, 0.5, SOURCES).reason is Reason.UNKNOWN
