@@ -123,11 +123,15 @@ class Announcer:
                 found = Explained(replace(straggler.why, missing=str(error)))
         why = found.why
         explained = self.watch.explain(straggler.ranks, why) or replace(straggler, why=why)
+        # A directory that is slow must not keep the reason from the others.
+        telling = [self.tasks.start(self.reporter.tell(self._evidence(explained, found)))]
+        if shared is not None:
+            telling.append(self.tasks.start(shared.talk.say("why", why)))
+        await asyncio.wait(telling)
+        if self.watch.current_ranks != straggler.ranks:
+            return
         if why.reason is Reason.UNKNOWN and not why.missing and why.like in self.ranks:
             self._tries = _TRIES
-        if shared is not None:
-            self.tasks.start(shared.talk.say("why", why))
-        await self.reporter.tell(self._evidence(explained, found))
 
     async def _tell_later(self, straggler: Straggler, tries: int) -> None:
         """Say why one is slow that is so but seldom, and has shown nothing else yet.

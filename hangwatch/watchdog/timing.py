@@ -170,8 +170,8 @@ MOMENTS_KNOWN_S = 2.0
 """After so long the moments of a time are known of all ranks."""
 WAITS_SHOWN_S = 60.0
 """A report shows who has waited for so long."""
-PROFILE_ENDS_S = 2.0
-"""For a profile whose processes have ended."""
+PROFILE_ENDS_S = 3.0
+"""For a profile whose processes have ended, and the report that is made of it."""
 IN_USE_S = 60.0
 """A group in which nothing was issued for so long need not be compared."""
 ASLEEP_S = 10.0
