@@ -21,7 +21,8 @@ from hangwatch.report.directories import LATEST, Kind, latest, numbered
 from hangwatch.report.files import load
 from hangwatch.report.html import render_page, render_straggler
 from hangwatch.report.runs import read_run, run_files
-from hangwatch.report.schema import SCHEMA, Report, StragglerReport, Verdict
+from hangwatch.report.schema import SCHEMA, Report, Verdict
+from hangwatch.report.straggler_schema import StragglerReport
 from hangwatch.report.terminal import Style, colour_of, format_straggler, format_verdict
 from hangwatch.safety import untrusted
 from hangwatch.settings.config import Config

@@ -104,7 +104,9 @@ def store(
             fresh = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=held))
             try:
                 fill(fresh)
-                path = _swap(fresh, held / replaced.name) if replaced else _place(fresh, held, kind)
+                path = held / replaced.name if replaced else None
+                if path is None or not _swapped(fresh, path):
+                    path = _place(fresh, held, kind)
             finally:
                 _discard(fresh)
     except OSError as error:
@@ -178,17 +180,16 @@ def _renamed(fresh: Path, path: Path) -> bool:
     return True
 
 
-def _swap(fresh: Path, path: Path) -> Path:
+def _swapped(fresh: Path, path: Path) -> bool:
     """Replace path by fresh; a reader sees one of the two, or briefly none.
 
-    If another node takes the number in that moment, fresh gets the next one.
+    Return False if another node takes the name in that moment.
     """
     old = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
     try:
         with suppress(FileNotFoundError):
             path.rename(old / path.name)
-        kind = Kind(path.name.partition("-")[0])
-        return path if _renamed(fresh, path) else _place(fresh, path.parent, kind)
+        return _renamed(fresh, path)
     finally:
         _discard(old)
 

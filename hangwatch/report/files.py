@@ -24,8 +24,9 @@ from hangwatch.report.directories import (
 )
 from hangwatch.report.html import render_page, render_straggler
 from hangwatch.report.runs import RUN
-from hangwatch.report.schema import SCHEMA, STRAGGLER_SCHEMA, Report, Stack, StragglerReport
+from hangwatch.report.schema import SCHEMA, Report, Stack
 from hangwatch.report.straggler import build_straggler_report
+from hangwatch.report.straggler_schema import STRAGGLER_SCHEMA, StragglerReport
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from hangwatch.model.profile import ThreadShares
 from hangwatch.model.report import Straggler, StragglerEvidence, Waits
-from hangwatch.report import schema
+from hangwatch.report import schema, straggler_schema
 from hangwatch.report.build import site_content
-from hangwatch.report.schema import STRAGGLER_SCHEMA, StragglerReport
+from hangwatch.report.straggler_schema import STRAGGLER_SCHEMA, StragglerReport
 from hangwatch.report.wording import slow_at, straggler_headline, to_be_faster
 
-MOST_LINES = 40
+MOST_LINES = 20
 """Lines of a thread that are kept, those that take the most time."""
 
 
@@ -64,7 +64,7 @@ def straggler_content(straggler: Straggler) -> schema.Straggler:
     }
 
 
-def _thread(thread: ThreadShares) -> schema.ThreadShares:
+def _thread(thread: ThreadShares) -> straggler_schema.ThreadShares:
     longest = sorted(thread.lines, key=lambda one: -max(one.share, one.like_share))[:MOST_LINES]
     return {
         "name": thread.name,
@@ -80,7 +80,7 @@ def _thread(thread: ThreadShares) -> schema.ThreadShares:
     }
 
 
-def _waits(waits: Waits) -> schema.Waits:
+def _waits(waits: Waits) -> straggler_schema.Waits:
     return {
         "at_s": [round(at_s, 2) for at_s in waits.at_s],
         "held": _digits(waits.held),

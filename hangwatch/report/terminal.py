@@ -17,7 +17,8 @@ from typing import TextIO
 from hangwatch.console import printable
 from hangwatch.model.report import Stragglers
 from hangwatch.report import schema
-from hangwatch.report.schema import Report, StragglerReport
+from hangwatch.report.schema import Report
+from hangwatch.report.straggler_schema import StragglerReport
 from hangwatch.report.wording import (
     LEAST_S,
     call_text,

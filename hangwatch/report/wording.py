@@ -10,6 +10,7 @@ from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Reason
 from hangwatch.model.report import Why
 from hangwatch.report import schema
+from hangwatch.report.straggler_schema import StragglerReport
 from hangwatch.text import (
     call_name,
     code_line,
@@ -138,7 +139,7 @@ def straggler_headline(ranks: Sequence[int]) -> str:
     )
 
 
-def cost_text(report: schema.StragglerReport) -> str:
+def cost_text(report: StragglerReport) -> str:
     """What stragglers cost, and what that means."""
     straggler = report["straggler"]
     share, who = percent(straggler["fraction"]), the_ranks(straggler["ranks"])

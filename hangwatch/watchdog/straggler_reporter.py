@@ -9,12 +9,12 @@ from pathlib import Path
 from hangwatch.console import News
 from hangwatch.model.report import Straggler, StragglerEvidence, Stragglers
 from hangwatch.report.files import write_straggler
-from hangwatch.report.schema import StragglerReport
 from hangwatch.report.straggler import build_straggler_report
+from hangwatch.report.straggler_schema import StragglerReport
 from hangwatch.report.terminal import format_straggler, format_stragglers
-from hangwatch.report.wording import slow_at
-from hangwatch.text import percent, the_ranks
-from hangwatch.watchdog.incident.reporter import Files, Reporter
+from hangwatch.report.wording import slow_at, straggler_headline
+from hangwatch.text import percent
+from hangwatch.watchdog.incident.reporter import Reporter, StoredAt
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class StragglerReporter:
 
     reporter: Reporter
     _last: StragglerEvidence | None = None
-    _files: Files = field(default_factory=Files)
+    _files: StoredAt = field(default_factory=StoredAt)
     """Its report."""
 
     @property
@@ -33,7 +33,7 @@ class StragglerReporter:
 
     async def tell(self, evidence: StragglerEvidence) -> None:
         """Write the report of a straggler and print it."""
-        self._files = Files()
+        self._files = StoredAt()
         report = build_straggler_report(evidence)
         where = await self._write(evidence, report)
         reporter = self.reporter
@@ -60,10 +60,10 @@ class StragglerReporter:
 
     def elsewhere(self, straggler: Straggler, host: str) -> None:
         """Print in one line that ranks of another node make the job slow."""
-        who, share = the_ranks(straggler.ranks), percent(straggler.fraction)
-        said = f"STRAGGLER ({share} of the time) The other ranks wait for {who} again and again."
+        share, what = percent(straggler.fraction), straggler_headline(straggler.ranks)
         why = slow_at(straggler.ranks[0], straggler.why)
-        self.news.say(" ".join([said, *why, f"(reported by node {host})"]))
+        said = (f"STRAGGLER ({share} of the time)", what, *why, f"(reported by node {host})")
+        self.news.say(" ".join(said))
 
     def conclude(self, stragglers: Stragglers) -> None:
         """Print what stragglers have cost the run, if there were any."""

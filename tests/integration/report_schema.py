@@ -1,4 +1,4 @@
-"""Makes the JSON schemas of reports below docs, from hangwatch/report/schema.py.
+"""Makes the JSON schemas of reports below docs, from schema.py and straggler_schema.py.
 
 Run as ``python tests/integration/report_schema.py``.
 """
@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.report import schema
+from hangwatch.report import schema, straggler_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def document(kind: Any = schema.Report, *, closed: bool = False) -> dict[str, An
 
 def published() -> Iterator[tuple[Path, str]]:
     """The files, and what is in them."""
-    for kind in (schema.Report, schema.StragglerReport):
+    for kind in (schema.Report, straggler_schema.StragglerReport):
         yield DOCS / f"{_name(kind)}.schema.json", json.dumps(document(kind), indent=1) + "\n"
 
 
@@ -111,8 +111,10 @@ def _docstrings(name: str) -> dict[str, str]:
 
 @cache
 def _classes() -> dict[str, ast.ClassDef]:
-    tree = ast.parse(inspect.getsource(schema))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    trees = (ast.parse(inspect.getsource(module)) for module in (schema, straggler_schema))
+    return {
+        node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
+    }
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import report_schema
 from evidence import lessened
+from slow_evidence import EVIDENCE as SLOW
 from truth import simulate
 from views import Sight
 
@@ -20,10 +21,11 @@ from hangwatch.errors import ReportError
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import Thresholds
 from hangwatch.report.build import build_report
-from hangwatch.report.html import render_page
+from hangwatch.report.html import render_page, render_straggler
 from hangwatch.report.html.incident import page_of
 from hangwatch.report.html.lanes import LEFT, RIGHT
-from hangwatch.report.terminal import format_verdict
+from hangwatch.report.straggler import build_straggler_report
+from hangwatch.report.terminal import format_straggler, format_verdict
 
 JOBS = 120
 DAMAGES = 200
@@ -124,6 +126,23 @@ def test_a_damaged_report_is_drawn_or_refused() -> None:
             refused += 1
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             list(format_verdict(report))
+    assert refused < DAMAGES
+
+
+def test_a_damaged_straggler_is_drawn_or_refused() -> None:
+    refused = 0
+    whole = json.dumps(build_straggler_report(SLOW))
+    for number in range(DAMAGES):
+        rng = Random(number)  # noqa: S311 (no secrets)
+        report = json.loads(whole)
+        for _ in range(rng.randint(1, 3)):
+            damage(report, rng)
+        try:
+            assert render_straggler(report).endswith("</html>"), f"damage {number}"
+        except ReportError:
+            refused += 1
+        with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            list(format_straggler(report))
     assert refused < DAMAGES
 
 

@@ -20,8 +20,8 @@ from hangwatch.report.files import load, load_incident, write_straggler
 from hangwatch.report.html import render_straggler
 from hangwatch.report.html.straggler import page_of
 from hangwatch.report.html.strip import MOST_LANES, strip
-from hangwatch.report.schema import StragglerReport
 from hangwatch.report.straggler import build_straggler_report
+from hangwatch.report.straggler_schema import StragglerReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,11 +136,22 @@ class TestStrip:
         assert strip(report(waits=Waits((0,), (1.0,), (frozenset(),), (False,)))) is None
         assert 'id="waits"' not in render_straggler(report(waits=Waits((), (), (), ())))
 
+    def test_times_that_make_no_sense_are_drawn_all_the_same(self) -> None:
+        made = report()
+        made["waits"]["at_s"][-1] = 1e300
+        picture = strip(made)
+        assert picture is None or len(picture.marks) <= 5
+
+    def test_of_a_job_on_several_nodes_one_is_drawn(self) -> None:
+        picture = strip(report(world_size=8))
+        assert picture is not None
+        assert picture.note == "Of node-a alone."
+
     def test_of_many_ranks_the_stragglers_and_the_one_beside_them_are_drawn(self) -> None:
         ranks = tuple(range(100))
         waits = replace(EVIDENCE.waits, ranks=ranks)
-        why = replace(WHY, like=98)
-        picture = strip(report(waits=waits, straggler=Straggler((99,), 0.2, 0.0, 60.0, why)))
+        slow = Straggler((99,), 0.2, 0.0, 60.0, replace(WHY, like=98))
+        picture = strip(report(waits=waits, straggler=slow, world_size=100))
         assert picture is not None
         assert len(picture.lanes) == MOST_LANES
         assert [lane.rank.text for lane in picture.lanes[-2:]] == ["rank 98", "rank 99"]

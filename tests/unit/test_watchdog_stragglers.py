@@ -23,7 +23,7 @@ from hangwatch.model.page import PageMoment, RankPage
 from hangwatch.model.profile import Profile, StackSamples
 from hangwatch.model.report import Why
 from hangwatch.report.files import load
-from hangwatch.report.schema import STRAGGLER_SCHEMA
+from hangwatch.report.straggler_schema import STRAGGLER_SCHEMA
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import Config
 from hangwatch.watchdog import timing
@@ -36,7 +36,7 @@ from hangwatch.watchdog.stragglers import StragglerLook
 
 if TYPE_CHECKING:
     from hangwatch.console import News
-    from hangwatch.report.schema import StragglerReport
+    from hangwatch.report.straggler_schema import StragglerReport
     from hangwatch.watchdog.peers.comparison import Talk
     from hangwatch.watchdog.profiles import Profiled, Profiler
 
@@ -608,8 +608,8 @@ class TestSeveralNodes:
         talk = hear(look, found, Why(Reason.USER_CODE, LINE, 0.75, 3, 0.0))
         assert said.read_text() == (
             "hangwatch: STRAGGLER (40 % of the time) The other ranks wait for rank 2 again and "
-            "again. Rank 2 is at train.py:12 for 75 % of its time, rank 3 for 0 %. (reported by "
-            "node node-b)\n"
+            "again, and it for none of them. Rank 2 is at train.py:12 for 75 % of its time, rank 3 "
+            "for 0 %. (reported by node node-b)\n"
         )
         assert talk.said == []
         (straggler,) = look.conclude().found
@@ -627,7 +627,10 @@ class TestSeveralNodes:
         assert len(profile.samples) == 100
         assert min(one.count for one in profile.samples) == 51
         text = said.read_text()
-        assert "The other ranks wait for ranks 2 and 3 again and again. (reported by" in text
+        assert (
+            "wait for ranks 2 and 3 again and again, and they for none of them. (reported by"
+            in text
+        )
 
     def test_why_it_is_not_known_stands_in_the_account(
         self, look: StragglerLook, job: Job, monkeypatch: pytest.MonkeyPatch

@@ -109,7 +109,7 @@ class RunView:
         rows = [self._with_line(row) for row in rows]
         state, summary = incident.headline(current, report)
         where = report.directory if report else None
-        slow = None if state else straggler.read_straggler(self.run.path)
+        slow = straggler.read_straggler(self.run.path) if look.waits and not state else None
         if slow is not None:
             state, summary = straggler.headline(slow)
             rows = straggler.with_straggler(rows, slow)

@@ -15,7 +15,7 @@ from hangwatch.model.kinds import Reason
 from hangwatch.model.report import Straggler
 from hangwatch.report.directories import Kind, number_of, numbered
 from hangwatch.report.files import load
-from hangwatch.report.schema import STRAGGLER_SCHEMA
+from hangwatch.report.straggler_schema import STRAGGLER_SCHEMA
 from hangwatch.report.wording import straggler_headline
 from hangwatch.text import percent, words
 from hangwatch.watchdog import state

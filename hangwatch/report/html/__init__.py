@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hangwatch.errors import ReportError
-from hangwatch.report.schema import Report, StragglerReport
+from hangwatch.report.schema import Report
+from hangwatch.report.straggler_schema import StragglerReport
 
 
 def render_page(report: Report) -> str:

@@ -20,9 +20,8 @@ from hangwatch.report.html.page import (
     advice_of,
     code_of,
     moment_text,
-    not_rendered,
     parts_of,
-    render_template,
+    rendered,
     time_of,
 )
 from hangwatch.report.html.progress import Progress, progress
@@ -100,11 +99,7 @@ _CERTAIN = {
 
 def render(report: Report) -> str:
     """The whole page. Raises ReportError for content that is no report."""
-    try:
-        page = page_of(report)
-    except DAMAGED as error:
-        raise not_rendered(error) from None
-    return render_template("incident.html.j2", page)
+    return rendered("incident.html.j2", page_of, report)
 
 
 def page_of(report: Report) -> Page:

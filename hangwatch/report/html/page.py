@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from markupsafe import Markup
@@ -32,6 +33,7 @@ _LINKED = re.compile(r"(.*\S)\s+(https://[\w./%#-]+)", re.DOTALL)
 
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors from a stored report that does not have the shape of one."""
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +55,23 @@ class Code:
     """Number and text."""
 
 
-def render_template(name: str, page: Any) -> str:
-    """The whole page. name: of its template. Raises ReportError if that does not fit."""
-    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+def rendered(name: str, page_of: Callable[[Content], Any], report: Content) -> str:
+    """The whole page. name: of its template. page_of: returns what that shows of a report.
+
+    Raises ReportError for content that is no report.
+    """
+    style, script = ((_HERE / file).read_text("utf-8") for file in ("page.css", "page.js"))
     try:
-        return (
-            _templates()
-            .get_template(name)
-            .render(
-                page=page,
-                style=Markup(style),  # noqa: S704 (a file of ours)
-                script=Markup(script),  # noqa: S704 (a file of ours)
-                style_hash=_hash(style),
-                script_hash=_hash(script),
-            )
+        template = _templates().get_template(name)
+        return template.render(
+            page=page_of(report),
+            style=Markup(style),  # noqa: S704 (a file of ours)
+            script=Markup(script),  # noqa: S704 (a file of ours)
+            style_hash=_hash(style),
+            script_hash=_hash(script),
         )
     except (jinja2.TemplateError, *DAMAGED) as error:
-        raise not_rendered(error) from None
-
-
-def not_rendered(error: Exception) -> ReportError:
-    """What to tell of a report that is damaged."""
-    return ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}")
+        raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
 
 
 @cache

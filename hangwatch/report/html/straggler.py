@@ -8,25 +8,20 @@ from dataclasses import dataclass
 
 from hangwatch.console import printable
 from hangwatch.report.html.page import (
-    DAMAGED,
     LONG,
     Advice,
     Code,
     advice_of,
     code_of,
     moment_text,
-    not_rendered,
     parts_of,
-    render_template,
+    rendered,
 )
 from hangwatch.report.html.strip import Strip, strip
-from hangwatch.report.schema import StragglerReport, ThreadShares
+from hangwatch.report.straggler_schema import StragglerReport, ThreadShares
 from hangwatch.report.terminal import format_straggler
 from hangwatch.report.wording import LABEL, RankSet, site_label
 from hangwatch.text import duration, percent, shortened
-
-MOST_LINES = 16
-"""Lines of code of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +63,7 @@ class Page:
 
 def render(report: StragglerReport) -> str:
     """The whole page. Raises ReportError for content that is no report."""
-    try:
-        page = page_of(report)
-    except DAMAGED as error:
-        raise not_rendered(error) from None
-    return render_template("straggler.html.j2", page)
+    return rendered("straggler.html.j2", page_of, report)
 
 
 def page_of(report: StragglerReport) -> Page:
@@ -127,12 +118,8 @@ def _codes(report: StragglerReport) -> Iterator[Code]:
 
 
 def _rows(thread: ThreadShares) -> tuple[Row, ...]:
-    lines = thread["lines"]
-    longest = sorted(lines, key=lambda one: -max(one["share"], one["like_share"]))[:MOST_LINES]
     rows = []
-    for line in lines:
-        if line not in longest:
-            continue
+    for line in thread["lines"]:
         site = line["site"]
         shares = tuple((share, percent(share)) for share in (line["share"], line["like_share"]))
         if site is None:

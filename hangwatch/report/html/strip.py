@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hangwatch.report import schema
-from hangwatch.report.schema import StragglerReport
+from hangwatch.report.straggler_schema import RankWaits, StragglerReport
 from hangwatch.report.wording import RankSet
 from hangwatch.text import duration, percent
 
@@ -20,7 +19,9 @@ PERIODS = 20
 LEAST_S, USUAL_S = 10.0, 30.0
 """... no less than this; of a loop that is not known so many seconds."""
 MARKS = 5
-"""Marks on the axis, about."""
+"""On the axis, at most."""
+STEPS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+"""Between two of them; a report has the moments of a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def strip(report: StragglerReport) -> Strip | None:
     scale = (RIGHT - LEFT) / (edges[-1] - edges[0])
     places = [LEFT + (edge - edges[0]) * scale for edge in edges]
     height = TOP + LANE * len(lanes) + BOTTOM
-    more = len(waits["ranks"]) - len(lanes)
+    more, run = len(waits["ranks"]) - len(lanes), report["run"]
+    notes = [f"Of {run['node']} alone."] if len(waits["ranks"]) < run["world_size"] else []
+    notes += [f"{more:,} more ranks are in straggler.json."] if more else []
     return Strip(
         tuple(
             Lane(
@@ -86,16 +89,14 @@ def strip(report: StragglerReport) -> Strip | None:
         period_s * scale,
         duration(period_s),
         height,
-        f"{more:,} more ranks are in straggler.json." if more else "",
+        " ".join(notes),
     )
 
 
-def _chosen(
-    ranks: Sequence[schema.RankWaits], culprits: set[int], like: int | None
-) -> list[schema.RankWaits]:
+def _chosen(ranks: Sequence[RankWaits], culprits: set[int], like: int | None) -> list[RankWaits]:
     """The stragglers, the rank that one was compared with, and others, in their order."""
 
-    def weight(lane: schema.RankWaits) -> tuple[bool, bool, int]:
+    def weight(lane: RankWaits) -> tuple[bool, bool, int]:
         return lane["rank"] not in culprits, lane["rank"] != like, lane["rank"]
 
     return sorted(sorted(ranks, key=weight)[:MOST_LANES], key=lambda lane: lane["rank"])
@@ -116,9 +117,8 @@ def _path(digits: str, places: Sequence[float], y: float, height: float) -> str:
 
 
 def _marks(length_s: float, scale: float) -> Iterator[tuple[float, str]]:
-    steps = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-    step_s = next((step for step in steps if length_s / step <= MARKS), steps[-1])
-    age_s = step_s
-    while age_s < length_s:
-        yield RIGHT - age_s * scale, f"{duration(age_s)} ago"
-        age_s += step_s
+    step_s = next((step for step in STEPS_S if length_s / step <= MARKS), STEPS_S[-1])
+    for number in range(1, MARKS + 1):
+        age_s = number * step_s
+        if age_s < length_s:
+            yield RIGHT - age_s * scale, f"{duration(age_s)} ago"

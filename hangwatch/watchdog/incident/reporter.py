@@ -74,7 +74,7 @@ class SavedReporter:
 
 
 @dataclass(slots=True)
-class Files:
+class StoredAt:
     """A stored report."""
 
     path: Path | None = None
@@ -92,7 +92,7 @@ class Reporter:
     report: Path | None = None
     """Directory of the incident at hand."""
     elsewhere: Elsewhere | None = None
-    _files: Files = field(default_factory=Files)
+    _files: StoredAt = field(default_factory=StoredAt)
     _last: Evidence | None = None
     """The evidence of the last report."""
     _hooks: Tasks = field(default_factory=Tasks)
@@ -102,7 +102,7 @@ class Reporter:
         """Keep and print a verdict. same_incident: it replaces the last report."""
         report = await self._built(evidence)
         if not same_incident:
-            self._files = Files()
+            self._files = StoredAt()
         self.report = await self._write(evidence, report)
         self._last = evidence
         reach(Point.REPORTED)
@@ -142,7 +142,7 @@ class Reporter:
     def restore(self, saved: SavedReporter) -> None:
         """Take over the report of the incident at hand."""
         self.report = Path(saved.report) if saved.report else None
-        self._files, self.elsewhere = Files(self.report), saved.elsewhere
+        self._files, self.elsewhere = StoredAt(self.report), saved.elsewhere
 
     def _print(self, main: Verdict, report: Report | None) -> None:
         try:
@@ -177,7 +177,7 @@ class Reporter:
         whole = replace(evidence, log=logged(self.news.run_dir))
         return await self.keep(partial(write_incident, evidence=whole, report=report), self._files)
 
-    async def keep(self, write: Callable[..., Path], files: Files) -> Path | None:
+    async def keep(self, write: Callable[..., Path], files: StoredAt) -> Path | None:
         """Store a report; return its directory, None if that failed.
 
         write: write_incident(), or one like it. One thread makes all writes: one that timed out is
