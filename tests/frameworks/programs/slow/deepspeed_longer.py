@@ -31,7 +31,7 @@ config = {
     "zero_optimization": {"stage": 1},
 }
 engine, _, _, _ = deepspeed.initialize(model=Net(), config=config)
-length = 400 if torch.distributed.get_rank() == 1 else 150
+length = 800 if torch.distributed.get_rank() == 1 else 100
 over = False
 while not over:
     for _ in range(20):
