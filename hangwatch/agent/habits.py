@@ -1,4 +1,4 @@
-"""Gathers facts on inefficient training habits of a rank, which hangwatch.efficiency judges.
+"""Gathers facts on inefficient training habits of a rank, which hangwatch.efficiency.habits judges.
 
 The constructors of DistributedDataParallel and of optimizers are followed, and the begin of a
 loop over a DataLoader, which happens once an epoch; nothing that runs in a training step is. The
@@ -195,7 +195,7 @@ class Replicas:
 
 
 def site_facts(site: CallSite) -> dict[str, Any]:
-    """Return a line of the user's code as hangwatch.efficiency reads it."""
+    """Return a line of the user's code as hangwatch.efficiency.habits reads it."""
     file, line, function = site
     return {"file": file, "line": line, "function": function}
 

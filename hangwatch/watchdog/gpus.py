@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hangwatch.console import News
 from hangwatch.diagnosis.facts.gpu_faults import HEALTH, Weight, gpu_name, meaning
-from hangwatch.efficiency import Finding
+from hangwatch.efficiency.habits import Finding
 from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, environment

@@ -12,7 +12,7 @@ import pytest
 from incident import EVIDENCE, STALLED, TRAIN, VERDICT, WORLD
 from snapshots import blocked, op, rank, site
 
-from hangwatch.efficiency import Finding, note_of
+from hangwatch.efficiency.habits import Finding, note_of
 from hangwatch.errors import ReportError
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.gpu import GpuState, Xid

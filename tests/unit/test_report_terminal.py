@@ -11,7 +11,7 @@ import pytest
 import slow_evidence
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
-from hangwatch.efficiency import Finding, note_of
+from hangwatch.efficiency.habits import Finding, note_of
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
 from hangwatch.model.report import Straggler, Stragglers, Why

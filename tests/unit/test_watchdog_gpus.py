@@ -9,7 +9,7 @@ import pytest
 from made_pages import page, write
 from watched import Watched
 
-from hangwatch.efficiency import Finding
+from hangwatch.efficiency.habits import Finding
 from hangwatch.evidence.gpu.reader import Gpus
 from hangwatch.model.gpu import GpuState, NodeGpus, Xid
 from hangwatch.model.kinds import Cost, GpuHealth

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any
 
 from hangwatch.console import News
-from hangwatch.efficiency import MAX_BYTES as MAX_FACTS_BYTES
-from hangwatch.efficiency import Finding, RankFacts, find_costs, note_of, parse_facts
+from hangwatch.efficiency.habits import MAX_BYTES as MAX_FACTS_BYTES
+from hangwatch.efficiency.habits import Finding, RankFacts, find_costs, note_of, parse_facts
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.evidence import ras, sources
 from hangwatch.evidence.background import in_thread

@@ -32,7 +32,7 @@ from torch.utils.data import (
 
 from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.habits import SUFFIX, Practice
-from hangwatch.efficiency import Facts, RankFacts, find_costs, parse_facts
+from hangwatch.efficiency.habits import Facts, RankFacts, find_costs, parse_facts
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity, PageGroup, RankPage

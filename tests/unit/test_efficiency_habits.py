@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made_pages import WORLD, page
 
-from hangwatch.efficiency import (
+from hangwatch.efficiency.habits import (
     Facts,
     Finding,
     RankFacts,
