@@ -7,12 +7,12 @@ since the run began.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from math import ceil, inf, sqrt
 
-from hangwatch.efficiency.nodes import KEPT, MOST_RANKS, SHIFTS, NodeMoments, SlowNodes
+from hangwatch.efficiency.nodes import KEPT, MOST_GROUPS, MOST_RANKS, SHIFTS, NodeMoments, SlowNodes
 from hangwatch.efficiency.straggler_watch import ASSESS_EVERY, LONGER, StragglerWatch
 from hangwatch.efficiency.stragglers import BLOCKS, LEAST_FRACTION, Ranks
 from hangwatch.model.report import Straggler, Why
@@ -50,6 +50,10 @@ class NodeWatch:
 
     window_s: float
     ranks: tuple[int, ...] = ()
+    groups: Collection[Ranks] = ()
+    """Process groups that have all their ranks here."""
+    peers: set[tuple[int, int]] = field(default_factory=set)
+    """As in NodeMoments."""
     _seen: deque[tuple[float, int, int]] = field(default_factory=deque)
     """The time of each moment, the awake ranks as bits, and the calls that all had issued."""
     _asked: Waited = Waited()
@@ -95,6 +99,7 @@ class NodeWatch:
     def forget(self) -> None:
         """Begin anew."""
         self._seen.clear()
+        self.peers.clear()
         self._asked, self._asked_s = Waited(), -inf
         self._again_s, self._found = inf, ()
         self._in_vain = self._pause = _FIRST_PAUSE
@@ -121,8 +126,20 @@ class NodeWatch:
         still = [at for at, seen in enumerate(places) if seen and seen[0] == seen[-1]]
         parts = tuple(tuple(chain.from_iterable(sorted(count.items()))) for count in counts)
         last = max(at for at, part in enumerate(parts) if part) if any(parts) else -1
-        turn = max(ceil(turn_s / self.part_s), 1)
-        return NodeMoments(host, self.ranks, self.part_s, parts[: last + 1], tuple(still), turn)
+        told = NodeMoments(
+            host,
+            self.ranks,
+            self.part_s,
+            parts[: last + 1],
+            tuple(still),
+            turn_parts=max(ceil(turn_s / self.part_s), 1),
+        )
+        groups = {told.bits(group) for group in self.groups if len(group) < len(self.ranks)}
+        return replace(
+            told,
+            groups=tuple(sorted(groups)[:MOST_GROUPS]),
+            peers=tuple(sorted(self.peers)[:MOST_GROUPS]),
+        )
 
     def wants(self, now_s: float) -> bool:
         """True if the other nodes should be asked: something has changed, or may be told soon."""

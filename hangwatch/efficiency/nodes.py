@@ -10,10 +10,10 @@ many nodes usually costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from math import comb
 
 from hangwatch.efficiency.straggler_watch import LONGER
@@ -26,6 +26,7 @@ from hangwatch.efficiency.stragglers import (
     chance,
     estimate,
     excess_of,
+    is_steady,
     longest_wait,
     outstanding,
     typical_of,
@@ -37,6 +38,8 @@ KEPT = LONGER[-1] * BLOCKS + SHIFTS[-1]
 """Parts that a node tells of."""
 MOST_RANKS = 63
 """Of a node; a set of them is one integer."""
+MOST_GROUPS = 256
+"""That a node tells of; and pairs of ranks that send each other something."""
 _TURNS = (1, 2, 4)
 """Turns that are counted as one: of a short one there are few moments, of long ones few turns."""
 _MISSING = "the moments of some of the last minutes are missing"
@@ -64,10 +67,18 @@ class NodeMoments:
     """Parts that a turn of the training loop takes, as far as that is known."""
     unknown: str = ""
     """Why nothing is known of the last moments, for people."""
+    groups: tuple[int, ...] = ()
+    """Process groups that have all their ranks here, as sets of a part."""
+    peers: tuple[tuple[int, int], ...] = ()
+    """Ranks that have waited for a message, each with one that it was to come from or go to."""
 
     def bits(self, ranks: Ranks) -> int:
         """Some ranks as a set of a part; those of other nodes are left out."""
         return sum(1 << place for place, rank in enumerate(self.ranks) if rank in ranks)
+
+    def among(self, bits: int) -> Ranks:
+        """The ranks of a set of a part."""
+        return frozenset(rank for place, rank in enumerate(self.ranks) if bits >> place & 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +167,48 @@ class _Job:
     nodes: Sequence[NodeMoments]
     counted: Callable[[Part, int], tuple[int, ...]] = field(default_factory=lambda: cache(_counted))
     """_counted(), which is asked for the same part again and again."""
+    _parts: dict[Ranks, list[tuple[Ranks, int]]] = field(default_factory=dict)
+    """What parts_with() has returned."""
 
     def window(self, shift: int, factor: int) -> _Window | None:
         """Return a window that ended some parts ago; None where not all is known of it."""
-        length = factor * BLOCKS
-        parts = [node.parts[shift : shift + length] for node in self.nodes]
-        if not all(len(one) == length and all(one) for one in parts):
+        needed = length = factor * BLOCKS
+        known = min(len(node.parts) for node in self.nodes) - shift
+        if known < needed:
             return None
         turn = max(node.turn_parts for node in self.nodes)
         still = frozenset.intersection(*(frozenset(node.still) for node in self.nodes))
-        moved = [at + shift not in still for at in range(length)]
-        # A part without a call lies in the same standstill as the one before it, the next here.
-        left_out = longest_wait(list(accumulate(reversed(moved)))[::-1])
-        kept = [at for at in range(length) if not left_out.start <= at < left_out.stop]
-        told = [[one[at] for at in kept] for one in parts]
+        moved = [at + shift not in still for at in range(known)]
+        kept = _without_longest_wait(moved[:length])
+        # Older parts take the place of those that are left out.
+        while len(kept) < needed and length < known:
+            length = min(length + needed - len(kept), known)
+            kept = _without_longest_wait(moved[:length])
+        told = [[node.parts[at + shift] for at in kept] for node in self.nodes]
+        if not all(all(one) for one in told):
+            return None
         return _Window(self, told, turn, {new for new, at in enumerate(kept) if not moved[at]})
+
+    def parts_with(self, ranks: Ranks) -> Sequence[tuple[Ranks, int]]:
+        """What ranks hold the others up with, each with the size of the groups that it is made of.
+
+        These are the ranks themselves, or the groups that they are in: the members of a tensor
+        group are late together, since they wait for each other in each layer. So are the stages
+        of a pipeline. Of groups with ranks on several nodes nothing is known here.
+        """
+        if ranks in self._parts:
+            return self._parts[ranks]
+        parts = self._parts[ranks] = [(ranks, 1)]
+        groups = {node.among(group) for node in self.nodes for group in node.groups}
+        peers = [frozenset(pair) for node in self.nodes for pair in node.peers]
+        most = sum(len(node.ranks) for node in self.nodes) // 2
+        for size in (1, *sorted({len(group) for group in groups if group & ranks})):
+            own = [group for group in groups if len(group) == size]
+            alone = ranks.union(*(group for group in own if group & ranks))
+            for part, made_of in ((alone, size), (_closure(ranks, [*own, *peers]), 0)):
+                if len(part) <= most and part not in dict(parts):
+                    parts.append((part, made_of))
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +231,19 @@ class _Window:
     def slow(self) -> SlowNodes:
         """The ranks that cost the most in this window."""
         if self.is_short:
-            return SlowNodes()
+            return SlowNodes(suspected=True)
         shares = [self._awake(block) for block in self._blocks()]
         excess = excess_of(shares, frozenset(shares[0]))
         ranks = outstanding(excess)
         if not ranks:
-            return SlowNodes()
+            perhaps = outstanding(excess, for_sure=False)
+            worth = bool(perhaps) and self.cost(perhaps).mean >= LEAST_FRACTION
+            return SlowNodes(suspected=worth)
         cost = self.cost(ranks)
         fraction = min(cost.mean, sum(excess[rank].mean for rank in ranks))
         if fraction < LEAST_FRACTION or not cost.is_sure:
             return SlowNodes(suspected=cost.mean >= LEAST_FRACTION)
-        if self._may_be_chance(ranks):
+        if self._may_be_chance(ranks, excess):
             return SlowNodes(suspected=True)
         slow = tuple(sorted(ranks))
         node = next(node for node in self.job.nodes if slow[0] in node.ranks)
@@ -212,6 +252,10 @@ class _Window:
 
     def cost(self, ranks: Ranks) -> Estimate:
         """What some ranks cost, as SlowNodes.fraction."""
+        costs = [self._cost(part) for part, _ in self.job.parts_with(ranks)]
+        return max(costs, key=lambda one: one.mean)
+
+    def _cost(self, ranks: Ranks) -> Estimate:
         held, waits = [], []
         blocks = self._blocks()
         for node, parts in zip(self.job.nodes, self.parts, strict=True):
@@ -236,12 +280,15 @@ class _Window:
             shares |= {rank: count / total for rank, count in zip(node.ranks, awake, strict=True)}
         return shares
 
-    def _may_be_chance(self, ranks: Ranks) -> bool:
-        """True if others could have been the last as often."""
-        for turns in _TURNS:
-            units = _units(len(self.parts[0]), turns * self.turn, self.still)
-            of_nodes = self._own_nodes_by_chance(ranks, units)
-            likely = [of_nodes, *self._own_ranks_by_chance(ranks, units)]
+    def _may_be_chance(self, ranks: Ranks, excess: Mapping[int, Estimate]) -> bool:
+        """True if others could have been the last as often, and it does not show in all blocks."""
+        turns = _units(len(self.parts[0]), self.turn, self.still)
+        if len(turns) >= 2 * BLOCKS and is_steady(excess, ranks):
+            return False
+        for (part, size), together in product(self.job.parts_with(ranks), _TURNS):
+            units = _units(len(self.parts[0]), together * self.turn, self.still)
+            of_nodes = self._own_nodes_by_chance(part, units)
+            likely = [of_nodes, *self._own_ranks_by_chance(part, size, units)]
             if max(likely) <= MOST_BY_CHANCE / len(_TURNS):
                 return False
         return True
@@ -264,14 +311,51 @@ class _Window:
         usual = (1 + left_out) / (1 + others)
         return comb(len(is_own), count) * chance(won, len(units), usual)
 
-    def _own_ranks_by_chance(self, ranks: Ranks, units: Sequence[slice]) -> Iterator[float]:
-        """The same of the ranks of each of their nodes, where it has others."""
+    def _own_ranks_by_chance(
+        self, ranks: Ranks, size: int, units: Sequence[slice]
+    ) -> Iterator[float]:
+        """The same of the ranks of each of their nodes that has others.
+
+        size: of the groups that these are made of, 0 if they are made of none.
+        """
         for node, parts in zip(self.job.nodes, self.parts, strict=True):
             own, rest = node.bits(ranks), node.bits(frozenset(node.ranks) - ranks)
-            if own and rest:
-                won = sum(_within(parts[u], own) > _within(parts[u], rest) for u in units)
-                sets = comb(len(node.ranks), own.bit_count())
-                yield sets * chance(won, len(units), 1 / 2)
+            if not own or not rest:
+                continue
+            others = [group for group in node.groups if group.bit_count() == size]
+            if size == 1:
+                others = [node.bits(frozenset({rank})) for rank in node.ranks]
+            others = [one for one in others if not one & own] or [rest]
+            count = max(own.bit_count() // size, 1) if size and others != [rest] else 1
+            won = sum(_wins(parts[unit], own, others, count) for unit in units)
+            usual = count * (count + 1) / 2  # each, and any two of them
+            likely = chance(won, len(units), usual / (usual + len(others)))
+            yield comb(count + len(others), count) * likely
+
+
+def _closure(ranks: Ranks, sets: Sequence[Ranks]) -> Ranks:
+    """Add to ranks those that are in a set with one of them, and so on."""
+    known, rest = ranks, list(sets)
+    while near := [one for one in rest if one & known]:
+        known = known.union(*near)
+        rest = [one for one in rest if not one <= known]
+    return known
+
+
+def _wins(parts: Sequence[Part], own: int, others: Sequence[int], count: int) -> bool:
+    """True if own alone are awake for longer than as many others (stragglers.py)."""
+    none = _within(parts, 0)
+    most = sum(sorted(_within(parts, one) - none for one in others)[-count:])
+    return _within(parts, own) - none > most * (count + 1) / 2
+
+
+def _without_longest_wait(moved: Sequence[bool]) -> list[int]:
+    """The places of parts that are not in the longest standstill; the newest part is the first.
+
+    moved: a part has a call in it. One without lies in the same standstill as the one before it.
+    """
+    left_out = longest_wait(list(accumulate(reversed(moved)))[::-1])
+    return [at for at in range(len(moved)) if not left_out.start <= at < left_out.stop]
 
 
 def _units(length: int, turn: int, still: Container[int]) -> list[slice]:

@@ -55,7 +55,7 @@ class Standstills:
     def add(self, at_s: float, active: Ranks, place: int) -> None:
         """Take the next moment.
 
-        active: as in Observation (straggler_watch.py). place: calls that all ranks
+        active: as in Waiting (stragglers.py). place: calls that all ranks
         together had issued.
         """
         self._everyone |= active

@@ -15,6 +15,7 @@ from hangwatch.efficiency.stragglers import (
     BLOCKS,
     LEAST_FRACTION,
     Ranks,
+    Waiting,
     Window,
     cost_of,
     longest_wait,
@@ -39,26 +40,21 @@ class Observation:
     """The job at one moment."""
 
     at_s: float
-    awake: Ranks
-    """Those that do not wait."""
+    waiting: Waiting
     place: int
     """Calls that all ranks together had issued."""
     front: int
     """Calls that the rank had issued which had issued the most."""
-    for_these: bool = True
-    """All others wait for these."""
 
     @property
-    def active(self) -> Ranks:
-        """The ranks that all others wait for; all ranks where none waits.
-
-        None of them where some wait for no other: their data are on their way.
-        """
-        return self.awake if self.for_these else frozenset()
+    def awake(self) -> Ranks:
+        """The ranks that did not wait."""
+        return self.waiting.awake
 
     def is_held(self, ranks: tuple[int, ...]) -> bool:
         """True if all others wait for some ranks."""
-        return bool(self.active) and self.active <= frozenset(ranks)
+        active = self.waiting.active
+        return bool(active) and active <= frozenset(ranks)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -117,7 +113,7 @@ class StragglerWatch:
         if self._seen:
             self.measured_s += min(one.at_s - self._seen[-1].at_s, 1.0)
         self._seen.append(one)
-        self._standstills.add(one.at_s, one.active, one.place)
+        self._standstills.add(one.at_s, one.waiting.active, one.place)
         while self._seen[0].at_s < one.at_s - LONGER[-1] * self.window_s:
             self._seen.popleft()
 
@@ -333,7 +329,7 @@ class StragglerWatch:
         passed_s = max(last.at_s - first.at_s, 1.0)
         apart = self.meeting_s * len(self._seen) / passed_s
         fronts = [one.front for one in seen]
-        return Window(members, [one.active for one in seen], fronts, max(round(apart), 1))
+        return Window(members, [one.waiting for one in seen], fronts, max(round(apart), 1))
 
     def _end_of_current(self) -> Straggler | None:
         """End the current ones and forget their time: longer windows would name them again."""

@@ -37,6 +37,10 @@ MOST_RANKS = 64
 """Stragglers of one window, at most; where there are more it is the job that is slow."""
 _WAITS = (1, 3, 10, 30)
 """Moments that a wait takes at least to be counted: short ones by chance are in any turn."""
+_STEADY = 8.0
+"""Standard errors by which what is so in all blocks alike is above zero."""
+_TOGETHER = (1, 4, 16)
+"""Turns that are counted as one."""
 _WORTH = 0.3
 """Share of the longest excess that a rank has to have to be one of them."""
 _LEAST_EXCESS = 0.03
@@ -61,35 +65,53 @@ Calls = list[tuple[int, int]]
 """As (group, number in it)."""
 
 
-def awake_ranks(
-    moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]
-) -> tuple[Ranks, bool]:
-    """Return the ranks that do not wait, and True if all others wait for these, directly or not.
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Who waits for whom at one moment."""
 
-    Others wait for data that are on their way. Groups that some of their members do not count are
-    left out.
-    """
+    awake: Ranks
+    """Those that do not wait."""
+    awaited: tuple[tuple[Ranks, Ranks], ...] = ()
+    """Those that wait for others: as (awake ranks that all of these wait for, directly or not, and
+    for no other; these)."""
+    for_data: bool = False
+    """Some wait for no others: their data are on the way."""
+
+    @property
+    def active(self) -> Ranks:
+        """The ranks that all others wait for; all ranks where none waits, none ``for_data``."""
+        return frozenset() if self.for_data else self.awake
+
+
+def who_waits(moment: Mapping[int, RankMoment], members: Mapping[int, Sequence[int]]) -> Waiting:
+    """Return who waits for whom. Groups that some of their members do not count are left out."""
     least = _least_issued(moment, members)
-    waiting = {rank: _awaited(at, least) for rank, at in moment.items() if _waits(at, least)}
-    awake = frozenset(moment.keys() - waiting.keys())
-    # Those that wait for one that is awake, then those that wait for one of these, and so on.
-    known = set(awake)
-    reached: dict[int, int] = {}
-    """By group, the fewest calls of the known ranks."""
-    new = known
-    while new:
-        for rank in new:
-            for group in least.keys() & moment[rank].issued.keys():
-                count = moment[rank].issued[group]
-                reached[group] = min(count, reached.get(group, count))
-        new = {
-            rank
-            for rank in waiting.keys() - known
-            if moment[rank].peer in known
-            or any(reached.get(group, number) < number for group, number in waiting[rank])
-        }
-        known |= new
-    return awake, len(known) == len(moment)
+    waiting: dict[tuple[int, tuple[tuple[int, int], ...]], list[int]] = {}
+    """The ranks that wait, by the peer and the calls that they wait for."""
+    for rank, at in moment.items():
+        if _waits(at, least):
+            waiting.setdefault((at.peer, tuple(_awaited(at, least))), []).append(rank)
+    direct = {
+        wait: {wait[0]} & moment.keys()
+        | {rank for g, n in wait[1] for rank in members[g] if moment[rank].issued[g] < n}
+        for wait in waiting
+    }
+    wait_of = {rank: wait for wait, ranks in waiting.items() for rank in ranks}
+    awake = frozenset(moment.keys() - wait_of.keys())
+    awaited = {wait: ranks & awake for wait, ranks in direct.items()}
+    # Those that wait for one that waits wait for whom it waits for.
+    changed = True
+    while changed:
+        changed = False
+        for wait, ranks in direct.items():
+            more = [awaited[wait_of[rank]] for rank in ranks - awake]
+            known = awaited[wait].union(*more)
+            changed, awaited[wait] = changed or known != awaited[wait], known
+    by_awaited: dict[Ranks, list[int]] = {}
+    for wait, known in awaited.items():
+        by_awaited.setdefault(frozenset(known), []).extend(waiting[wait])
+    for_data = by_awaited.pop(frozenset(), None) is not None
+    return Waiting(awake, tuple((on, frozenset(own)) for on, own in by_awaited.items()), for_data)
 
 
 def _least_issued(
@@ -117,11 +139,11 @@ def _awaited(at: RankMoment, least: Mapping[int, int]) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The active ranks at the moments of a window, in their order (``Observation``)."""
+    """The moments of a window, in their order (``Observation``)."""
 
     members: Mapping[int, Ranks]
     """Of the groups of the job; one has all its ranks, or all are in one of them."""
-    active: Sequence[Ranks]
+    waiting: Sequence[Waiting]
     fronts: Sequence[int]
     """Calls issued by then by the rank that has issued the most."""
     apart: int = 1
@@ -171,7 +193,7 @@ def stragglers_of(window: Window) -> SlowRanks | None:
     if not ranks:
         return None
     cost = _cost(window, ranks, excess)
-    if cost.mean < LEAST_FRACTION or not cost.is_sure or _may_be_chance(window, ranks):
+    if cost.mean < LEAST_FRACTION or not cost.is_sure or _may_be_chance(window, ranks, excess):
         return None
     return SlowRanks(tuple(sorted(ranks)), cost.mean, typical_of(window.ranks - ranks, excess))
 
@@ -181,15 +203,20 @@ def cost_of(window: Window, ranks: Ranks) -> float:
     return _cost(window, ranks, _excess(window)).mean
 
 
-def outstanding(excess: Mapping[int, Estimate]) -> Ranks:
-    """Return the ranks that are active for longer than others for sure; none where many are."""
+def outstanding(excess: Mapping[int, Estimate], *, for_sure: bool = True) -> Ranks:
+    """Return the ranks that are active for longer than others; none where many are."""
     most = max(one.mean for one in excess.values())
     ranks = frozenset(
         rank
         for rank, one in excess.items()
-        if one.mean >= max(_WORTH * most, _LEAST_EXCESS) and one.is_sure
+        if one.mean >= max(_WORTH * most, _LEAST_EXCESS) and (one.is_sure or not for_sure)
     )
     return ranks if len(ranks) <= min(len(excess) // 2, MOST_RANKS) else frozenset()
+
+
+def is_steady(excess: Mapping[int, Estimate], ranks: Ranks) -> bool:
+    """True if ranks are active for longer in all blocks alike."""
+    return all(excess[rank].mean > _STEADY * excess[rank].error for rank in ranks)
 
 
 def typical_of(ranks: Ranks, excess: Mapping[int, Estimate]) -> int:
@@ -222,7 +249,8 @@ def estimate(blocks: Sequence[float]) -> Estimate:
 
 
 def _excess(window: Window) -> dict[int, Estimate]:
-    parts = [part for part in _parts(window.active, BLOCKS) if part]
+    active = [moment.active for moment in window.waiting]
+    parts = [part for part in _parts(active, BLOCKS) if part]
     return excess_of([_active_shares(part) for part in parts], window.ranks)
 
 
@@ -241,10 +269,14 @@ def excess_of(shares: Sequence[Mapping[int, float]], ranks: Ranks) -> dict[int, 
 
 
 def _cost(window: Window, ranks: Ranks, excess: Mapping[int, Estimate]) -> Estimate:
-    costs = [
-        estimate([_mean(part) for part in _parts(_costs(window, unit, units), BLOCKS) if part])
-        for unit, units in _units(window, ranks)
-    ]
+    costs: list[Estimate] = []
+    for unit, others in _units(window, ranks):
+        lost = []
+        for shares in _held_up(window, unit, others):
+            mine = shares.get(unit, 0.0)
+            theirs = sum(shares.values()) - mine
+            lost.append(mine - theirs / (len(others) + 1))
+        costs.append(estimate([_mean(part) for part in _parts(lost, BLOCKS) if part]))
     cost = max(costs, key=lambda one: one.mean)
     return replace(cost, mean=min(cost.mean, sum(excess[rank].mean for rank in ranks)))
 
@@ -261,41 +293,71 @@ def chance(count: int, of: int, share: float) -> float:
     return exp(-of * (part * log(part / share) + rest))
 
 
-def _may_be_chance(window: Window, ranks: Ranks) -> bool:
+def _may_be_chance(window: Window, ranks: Ranks, excess: Mapping[int, Estimate]) -> bool:
     """True if others could be waited for as often. Blocks that are shorter than turns do not show.
 
-    By chance each part would be waited for in as many turns, also if only long waits are counted.
+    By chance each part would be waited for in as many turns, also if only long waits are counted,
+    or the waits of several turns as one: a short turn has few moments. In a pipeline the others
+    always wait for some stages, and more than for a slow one: that it is active for longer has to
+    show in all blocks alike then, and each has several turns.
     """
+    steady = is_steady(excess, ranks)
     for unit, others in _units(window, ranks):
         parts = len(unit) // len(others[0])
         sets = comb(parts + len(others), parts)
         own = parts * (parts + 1) / 2  # each, and any two of them
-        waits = _waits_by_turn(window, unit, others)
-        total = sum(mine for mine, theirs in waits if mine > theirs)
-        for least in _WAITS:
-            long = [(mine, theirs) for mine, theirs in waits if max(mine, theirs) >= least]
-            won = [mine for mine, theirs in long if mine > theirs]
-            likely = sets * chance(len(won), len(long), own / (own + len(others)))
-            if 2 * sum(won) >= total and likely <= MOST_BY_CHANCE:
-                return False
+        turns = _waits_by_turn(window, unit, others)
+        if steady and len(turns) >= 2 * BLOCKS:
+            return False
+        for together in _TOGETHER:
+            waits = _compared(turns, unit, together)
+            total = sum(mine for mine, theirs in waits if mine > theirs)
+            for least in _WAITS:
+                long = [(mine, theirs) for mine, theirs in waits if max(mine, theirs) >= least]
+                won = [mine for mine, theirs in long if mine > theirs]
+                likely = sets * chance(len(won), len(long), own / (own + len(others)))
+                if 2 * sum(won) >= total and likely <= MOST_BY_CHANCE / len(_TOGETHER):
+                    return False
     return True
 
 
-def _waits_by_turn(window: Window, unit: Ranks, others: Sequence[Ranks]) -> list[tuple[int, int]]:
-    """Moments of each turn at which all waited for a part of the job, and for another such part.
+def _waits_by_turn(
+    window: Window, unit: Ranks, others: Sequence[Ranks]
+) -> list[Mapping[Ranks, float]]:
+    """Moments of each turn at which all waited for a part of the job.
 
     A time without progress counts to the turn in which it began, however long it takes.
     """
-    waits: dict[int, list[int]] = {}
-    last, turn = (0, False), 0
-    costs = _costs(window, unit, others)
-    for number, (front, cost) in enumerate(zip(window.fronts, costs, strict=True)):
-        if not cost:
+    waits: dict[int, Counter[Ranks]] = {}
+    last, turn = None, 0
+    held_up = _held_up(window, unit, others)
+    for number, (front, shares) in enumerate(zip(window.fronts, held_up, strict=True)):
+        if not shares:
             continue
-        if (front, cost > 0) != last:
-            last, turn = (front, cost > 0), number // window.apart
-        waits.setdefault(turn, [0, 0])[cost < 0] += 1
-    return [(mine, theirs) for mine, theirs in waits.values()]
+        most = max(shares, key=lambda part: shares[part])
+        if (front, most) != last:
+            last, turn = (front, most), number // window.apart
+        waits.setdefault(turn, Counter()).update(shares)
+    return list(waits.values())
+
+
+def _compared(
+    turns: Sequence[Mapping[Ranks, float]], unit: Ranks, together: int
+) -> list[tuple[float, float]]:
+    """Of so many turns each the moments at which all waited for the unit, and for its equal.
+
+    The equal of a unit of several parts are as many others, those that were waited for the most.
+    """
+    waits = []
+    for first in range(0, len(turns), together):
+        sums: Counter[Ranks] = Counter()
+        for turn in turns[first : first + together]:
+            sums.update(turn)
+        mine = sums.pop(unit, 0.0)
+        parts = len(unit) // len(next(iter(sums), unit))
+        most = sum(sorted(sums.values())[-parts:])
+        waits.append((mine, most * (parts + 1) / 2))
+    return waits
 
 
 def _active_shares(moments: Sequence[Ranks]) -> dict[int, float]:
@@ -321,20 +383,29 @@ def _units(window: Window, ranks: Ranks) -> Iterator[tuple[Ranks, list[Ranks]]]:
             yield unit, others
 
 
-def _costs(window: Window, unit: Ranks, others: Sequence[Ranks]) -> list[float]:
-    """The cost at each moment: 1 where all wait for the unit, less what is usual."""
-    share = len(others) / (len(others) + 1)
-    costs = []
-    for active in window.active:
-        cost = 0.0
-        if active:
-            rest = active if len(others) == 1 else active - unit
-            if active <= unit:
-                cost = 1.0
-            elif any(rest <= other for other in others):
-                cost = -share / len(others)
-        costs.append(cost)
-    return costs
+def _held_up(
+    window: Window, unit: Ranks, others: Sequence[Ranks]
+) -> Iterator[Mapping[Ranks, float]]:
+    """At each moment, the share of the other ranks that wait for the unit, or another part, alone.
+
+    Where there are several others, these are waited for alone if they would be without the unit.
+    """
+    size = len(window.ranks)
+    without = unit if len(others) > 1 else frozenset[int]()
+    known: dict[tuple[tuple[Ranks, Ranks], ...], dict[Ranks, float]] = {}
+    for moment in window.waiting:
+        if moment.awaited not in known:
+            shares = known[moment.awaited] = dict[Ranks, float]()
+            for awaited, waiting in moment.awaited:
+                if awaited <= unit:
+                    part, own = unit, unit
+                else:
+                    part = next((one for one in others if awaited - without <= one), frozenset())
+                    own = part | without
+                if part and waiting - own:
+                    more = len(waiting - own) / (size - len(own))
+                    shares[part] = shares.get(part, 0.0) + more
+        yield known[moment.awaited]
 
 
 def _mean(values: Sequence[float]) -> float:

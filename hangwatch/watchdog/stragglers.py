@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
 from hangwatch.efficiency.node_watch import NodeWatch
 from hangwatch.efficiency.nodes import NodeMoments, SlowNodes, find_slow
 from hangwatch.efficiency.straggler_watch import Loop, Observation, SavedWatch, StragglerWatch
-from hangwatch.efficiency.stragglers import awake_ranks
+from hangwatch.efficiency.stragglers import who_waits
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.report import Stragglers
 from hangwatch.run.handshake import Hello
@@ -122,20 +122,23 @@ class StragglerLook:
         alone = size == len(look.seen)
         self._needed_s = self.watch.window_s if alone else self.nodes.needed_s
         groups, members = known_groups(pages)
+        members_of = {group: frozenset(ranks) for group, ranks in members.items()}
+        self.nodes.groups = tuple(members_of.values())
         for moment in moments:
             at_s = (min(at.at_ns for at in moment.values()) - self.hello.started_ns) / 1e9
             ranks = rank_moments(moment, pages, groups)
             issued = [sum(count for _, count, _ in at.groups) for at in moment.values()]
-            awake, for_these = awake_ranks(ranks, members)
-            # Of several nodes it is not known here whom the others wait for.
-            whole = for_these or not alone
-            self.watch.add(Observation(at_s, awake, sum(issued), max(issued), whole))
+            waiting = who_waits(ranks, members)
             if not alone:
-                self.nodes.add(at_s, tuple(ranks), awake, sum(issued))
+                self.nodes.add(at_s, tuple(ranks), waiting.awake, sum(issued))
+                self.nodes.peers |= {(rank, at.peer) for rank, at in ranks.items() if at.peer >= 0}
+                # It is not known here whom the others wait for.
+                waiting = replace(waiting, for_data=False)
+            self.watch.add(Observation(at_s, waiting, sum(issued), max(issued)))
         if stuck:
             return
         if alone:
-            news = self.watch.assess(at_s, {group: frozenset(of) for group, of in members.items()})
+            news = self.watch.assess(at_s, members_of)
             if news is not None:
                 self.announcer.announce(news)
         else:

@@ -103,7 +103,8 @@ def moments(number: int, ranks: tuple[int, ...]) -> NodeMoments:
 
     parts = (Counter(at() for _ in range(30)) for _ in range(KEPT))
     told = tuple(tuple(chain.from_iterable(sorted(part.items()))) for part in parts)
-    return NodeMoments(f"n{number}", ranks, 3.0, told)
+    groups, peers = (0b1111, 0b11110000), tuple((rank, rank + 64) for rank in ranks)
+    return NodeMoments(f"n{number}", ranks, 3.0, told, groups=groups, peers=peers)
 
 
 def watchdog(

@@ -208,6 +208,11 @@ def test_a_node_that_does_not_answer(
             {"parts": ((2, 15),)},
             "the answer of node1 (rank 1) cannot be read: it makes no sense",
         ),
+        ({"groups": (2,)}, "the answer of node1 (rank 1) cannot be read: it makes no sense"),
+        (
+            {"peers": ((1, 0),) * 1000},
+            "the answer of node1 (rank 1) cannot be read: it makes no sense",
+        ),
         ({"part_s": -1.0}, "the answer of node1 (rank 1) cannot be read: it makes no sense"),
     ],
 )

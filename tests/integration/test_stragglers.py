@@ -43,7 +43,16 @@ WITH = {
 """Kinds of the program: the ranks that are slow, why, and at which line, if one is told."""
 ONE_AFTER_THE_OTHER = ("pipeline",)
 """Some ranks wait in any turn of these, so that the cost is known from below only."""
-WITHOUT = ("by_turns", "by_chance", "all_alike", "evaluates", "hidden", "compiles_once")
+WITHOUT = (
+    "by_turns",
+    "by_chance",
+    "long_tail",
+    "all_alike",
+    "even_stages",
+    "evaluates",
+    "hidden",
+    "compiles_once",
+)
 ON_HOSTS = {
     "two_of_a_node": (2, (2, 3), "user_code", "work(ms)"),
     "one_late": (2, (2,), "user_code", "work(ms)"),
@@ -179,7 +188,8 @@ def test_the_slow_ranks_of_several_hosts_are_named_on_all_of_them(
 @needs_hosts
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("kind", "count"), [("by_turns", 2), ("by_chance", 2), ("evaluates", 2), ("all_alike", 4)]
+    ("kind", "count"),
+    [("by_turns", 2), ("by_chance", 2), ("evaluates", 2), ("even_stages", 2), ("all_alike", 4)],
 )
 def test_hosts_without_a_straggler_are_told_none(kind: str, count: int, tmp_path: Path) -> None:
     for host in run_on_hosts(tmp_path, kind, count, SLOW_S):

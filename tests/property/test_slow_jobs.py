@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import pytest
 from slow_jobs import (
-    Compared,
     Delays,
     Job,
+    Late,
+    averaging,
     compared,
     data_parallel,
+    pipeline,
     run,
+    sharded,
     tensor_parallel,
     watched,
 )
-
-if TYPE_CHECKING:
-    from random import Random
 
 S = 60.0
 TURN_S = 0.1
 
 
-@dataclass(frozen=True)
-class Late:
-    """Ranks that take longer in some turns."""
-
-    ranks: tuple[int, ...]
-    factor: float = 1.0
-    extra_s: float = 0.0
-    every: int = 1
-    """Turns."""
-
-    def __call__(self, rank: int, turn: int, _: Random) -> tuple[float, float]:
-        """What makes them slow."""
-        if rank not in self.ranks or turn % self.every:
-            return 1.0, 0.0
-        return self.factor, self.extra_s
-
-
 def jobs(size: int) -> dict[str, Job]:
-    made = {"data": data_parallel(size, TURN_S)}
+    made = {
+        "data": data_parallel(size, TURN_S),
+        "averaging": averaging(size, TURN_S),
+        "sharded": sharded(size, TURN_S),
+    }
+    if size > 4:
+        made["pipeline"] = pipeline(size, 2, TURN_S)
     if size > 2:
         made["tensor"] = tensor_parallel(size, 2, TURN_S)
     return made
@@ -70,44 +56,48 @@ def test_the_right_ranks_are_named_with_what_they_cost(
 ) -> None:
     job = jobs(size)[kind]
     turns = int((2 if late.every == 1 else 5) * S / TURN_S)
-    healthy_s, _ = run(job, turns, Delays(seed))
-    end_s, lines = run(job, turns, Delays(seed, slow=late))
+    healthy_s = run(job, turns, Delays(seed)).end_s
+    past = run(job, turns, Delays(seed, late=[late]))
 
-    watch, news = watched(job, lines, end_s, S, seed)
+    watch, news = watched(past, S, seed)
 
     assert [one.ranks for _, one in news] == [late.ranks]
     told_s, straggler = news[0]
     assert told_s < (1.5 * S + 1 if late.every == 1 else 5 * S)
     # What happens once in a while is measured by a few cases of it.
     assert straggler.fraction == pytest.approx(
-        1 - healthy_s / end_s, abs=0.05 if late.every == 1 else 0.1
+        1 - healthy_s / past.end_s, abs=0.05 if late.every == 1 else 0.1
     )
-    assert watch.measured_s > 0.8 * end_s
+    assert watch.measured_s > 0.8 * past.end_s
 
 
 @pytest.mark.parametrize(
     ("size", "kind", "jitter"),
-    [(2, "data", 0.3), (4, "tensor", 0.3), (8, "tensor", 0.02)],
+    [(2, "data", 0.3), (4, "tensor", 0.3), (8, "tensor", 0.02), (4, "sharded", 0.1)],
 )
 def test_chance_names_nobody(size: int, kind: str, jitter: float) -> None:
-    job = jobs(size)[kind]
-    end_s, lines = run(job, int(5 * S / TURN_S), Delays(1, jitter))
+    past = run(jobs(size)[kind], int(5 * S / TURN_S), Delays(1, jitter))
 
-    _, news = watched(job, lines, end_s, S)
+    _, news = watched(past, S)
 
     assert news == []
 
 
+@pytest.mark.parametrize("ranks", [(4, 5), (5,), (1, 6)])
+def test_of_a_pipeline_a_slow_stage_is_named_or_a_rank(ranks: tuple[int, ...]) -> None:
+    late = Late(ranks, factor=2.0)
+
+    _, news = watched(run(pipeline(8, 4, TURN_S), 800, Delays(1, late=[late])), S)
+
+    assert [straggler.ranks for _, straggler in news] == [ranks]
+
+
 def test_a_rank_that_is_slow_for_a_while() -> None:
-    job = data_parallel(4, TURN_S)
-
-    def slow(rank: int, turn: int, _: Random) -> tuple[float, float]:
-        return 1.0, 0.1 if rank == 2 and 1600 <= turn < 3200 else 0.0
-
-    end_s, lines = run(job, 4800, Delays(3, slow=slow))
+    late = Late((2,), extra_s=0.1, turns=range(1600, 3200))
+    past = run(data_parallel(4, TURN_S), 4800, Delays(3, late=[late]))
     began_s = 1600 * TURN_S * 1.1
 
-    _, news = watched(job, lines, end_s, S)
+    _, news = watched(past, S)
 
     (told_s, told), (_, over) = news
     assert told.ranks == over.ranks == (2,)
@@ -117,10 +107,9 @@ def test_a_rank_that_is_slow_for_a_while() -> None:
 
 
 def test_one_long_wait_is_no_straggler() -> None:
-    job = data_parallel(4, TURN_S)
-    end_s, lines = run(job, 2000, Delays(4, slow=Late((1,), extra_s=40.0, every=1500)))
+    late = Late((1,), extra_s=40.0, every=1500)
 
-    _, news = watched(job, lines, end_s, S)
+    _, news = watched(run(data_parallel(4, TURN_S), 2000, Delays(4, late=[late])), S)
 
     assert news == []
 
@@ -134,6 +123,8 @@ def test_one_long_wait_is_no_straggler() -> None:
         (8, 2, "data", (4, 5)),
         (8, 2, "tensor", (5,)),
         (8, 4, "tensor", (4, 5, 6, 7)),
+        (8, 4, "tensor", (2,)),
+        (8, 4, "pipeline", (2,)),
     ],
 )
 @pytest.mark.parametrize("transfer_s", [0.001, 0.03])
@@ -141,18 +132,18 @@ def test_of_several_nodes_the_right_ranks_are_named(
     size: int, within: int, kind: str, ranks: tuple[int, ...], transfer_s: float
 ) -> None:
     job, turns = jobs(size)[kind], int(3 * S / TURN_S)
-    healthy_s, _ = run(job, turns, Delays(7, transfer_s=transfer_s))
-    delays = Delays(7, slow=Late(ranks, extra_s=0.05), transfer_s=transfer_s)
-    end_s, lines = run(job, turns, delays)
+    healthy_s = run(job, turns, Delays(7, transfer_s=transfer_s)).end_s
+    delays = Delays(7, late=[Late(ranks, extra_s=0.05)], transfer_s=transfer_s)
+    past = run(job, turns, delays)
 
-    news, asked = compared(job, lines, end_s, within, Compared(S))
+    news, asked = compared(past, within, S)
 
     assert [straggler.ranks for _, straggler in news] == [ranks]
     told_s, straggler = news[0]
     assert told_s < 3 * S
-    assert straggler.fraction == pytest.approx(1 - healthy_s / end_s, abs=0.06)
+    assert straggler.fraction == pytest.approx(1 - healthy_s / past.end_s, abs=0.06)
     node = set(range(ranks[0] // within * within, ranks[0] // within * within + within))
-    assert straggler.why.like in (node - set(ranks) or set(job.ranks) - set(ranks))
+    assert straggler.why.like in (node - set(ranks) or set(range(size)) - set(ranks))
     assert asked <= 12
 
 
@@ -163,25 +154,20 @@ def test_of_several_nodes_the_right_ranks_are_named(
 def test_of_several_healthy_nodes_none_is_named_and_one_question_is_enough(
     size: int, within: int, kind: str, jitter: float
 ) -> None:
-    job = jobs(size)[kind]
-    end_s, lines = run(job, int(5 * S / TURN_S), Delays(1, jitter))
+    past = run(jobs(size)[kind], int(5 * S / TURN_S), Delays(1, jitter))
 
-    news, asked = compared(job, lines, end_s, within, Compared(S))
+    news, asked = compared(past, within, S)
 
     assert news == []
     assert asked == 1
 
 
 def test_a_node_that_is_slow_for_a_while() -> None:
-    job = data_parallel(4, TURN_S)
-
-    def slow(rank: int, turn: int, _: Random) -> tuple[float, float]:
-        return 1.0, 0.1 if rank > 1 and 1600 <= turn < 3200 else 0.0
-
-    end_s, lines = run(job, 4800, Delays(3, slow=slow))
+    late = Late((2, 3), extra_s=0.1, turns=range(1600, 3200))
+    past = run(data_parallel(4, TURN_S), 4800, Delays(3, late=[late]))
     began_s, ended_s = 1600 * TURN_S * 1.1, 1600 * TURN_S * 3.2
 
-    news, _ = compared(job, lines, end_s, 2, Compared(S))
+    news, _ = compared(past, 2, S)
 
     (told_s, told), (over_s, over) = news
     assert told.ranks == over.ranks == (2, 3)

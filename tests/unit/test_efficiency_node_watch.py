@@ -40,7 +40,7 @@ class Node:
 
 
 def test_what_a_node_tells() -> None:
-    watch = NodeWatch(WINDOW_S)
+    watch = NodeWatch(WINDOW_S, groups=[frozenset({4, 5}), frozenset({5})], peers={(5, 7)})
     for at_s, awake, place in ((0.5, {4, 5}, 3), (3.5, {5}, 3), (3.6, {5}, 3), (6.4, set(), 8)):
         watch.add(at_s, RANKS, frozenset(awake), place)
     told = watch.moments("node-a", 7.0, "")
@@ -48,6 +48,8 @@ def test_what_a_node_tells() -> None:
     assert told.parts == ((0, 1, 2, 2), (3, 1))
     assert told.still == (1,)
     assert told.turn_parts == 3
+    assert told.groups == (2,)
+    assert told.peers == ((5, 7),)
     assert told.unknown == ""
 
 

@@ -45,6 +45,21 @@ def test_a_rank_that_nobody_else_is_awake_with() -> None:
     assert found.since_s == 30 * S
 
 
+def test_those_that_a_slow_rank_holds_up_hold_up_the_others() -> None:
+    # Ranks 6 and 7 meet in each layer. While rank 7 does something else rank 6 waits for it, and
+    # then all others wait for both.
+    four, six_waits, pair = 15, 11, 12
+    slow = (NONE, 2, pair, 8, six_waits, 8, four, 12)
+    other = NodeMoments("node-0", (0, 1, 2, 3), S, KEPT * ((NONE, 10, four, 20),))
+    node = NodeMoments("node-1", (4, 5, 6, 7), S, KEPT * (slow,))
+    assert find_slow([other, node]).ranks == ()
+    found = find_slow([other, replace(node, groups=(3, pair))])
+    assert found.ranks == (7,)
+    assert found.fraction == pytest.approx(8 / 30)
+    # So do the stages of a pipeline, which send each other something.
+    assert find_slow([other, replace(node, peers=((6, 7),))]).ranks == (7,)
+
+
 def test_a_node_that_is_slow_as_a_whole_is_compared_with_another() -> None:
     found = find_slow([node(0, WAITING), node(1, working(3))])
     assert found.ranks == (2, 3)
@@ -118,13 +133,13 @@ def test_what_happens_once_is_left_out() -> None:
     ]
     assert find_slow(nodes) == SlowNodes()
     # Calls that are issued meanwhile make it many times.
-    assert find_slow([replace(one, still=()) for one in nodes]).suspected
+    assert find_slow([replace(one, still=()) for one in nodes]).ranks == (3,)
 
 
-def test_a_window_without_a_call_shows_nothing() -> None:
+def test_a_window_without_a_call_shows_nothing_yet() -> None:
     still = tuple(range(KEPT))
     nodes = [node(0, WAITING, still=still), node(1, held_by(SECOND), still=still)]
-    assert find_slow(nodes) == SlowNodes()
+    assert find_slow(nodes) == SlowNodes(suspected=True)
     assert find_slow(nodes, (3,), 20 * S) == SlowNodes(suspected=True)
 
 

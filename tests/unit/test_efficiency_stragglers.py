@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from hangwatch.efficiency.straggler_watch import Observation, StragglerWatch
 from hangwatch.efficiency.stragglers import (
     RankMoment,
+    Ranks,
     SlowRanks,
+    Waiting,
     Window,
-    awake_ranks,
     chance,
     cost_of,
     longest_wait,
     stragglers_of,
+    who_waits,
 )
 from hangwatch.model.kinds import Reason
 from hangwatch.model.report import Why
@@ -31,25 +35,37 @@ def frozen(*ranks: int) -> frozenset[int]:
     return frozenset(ranks)
 
 
-class TestAwakeRanks:
+def held_by(active: Ranks, everyone: Ranks = frozenset(range(4))) -> Waiting:
+    """All others wait for some ranks, none of them for others."""
+    rest = everyone - active
+    return Waiting(active, ((active, rest),) if active and rest else (), for_data=not active)
+
+
+def seen(moment: dict[int, RankMoment], members: Mapping[int, Sequence[int]]) -> tuple[Ranks, bool]:
+    """The ranks that do not wait, and True if all others wait for these."""
+    waiting = who_waits(moment, members)
+    return waiting.awake, not waiting.for_data
+
+
+class TestWhoWaits:
     def test_all_are_active_where_none_waits(self) -> None:
-        assert awake_ranks({0: at(5), 1: at(6), 2: at(5)}, WORLD) == (frozen(0, 1, 2), True)
+        assert seen({0: at(5), 1: at(6), 2: at(5)}, WORLD) == (frozen(0, 1, 2), True)
 
     def test_a_rank_that_is_ahead_and_idle_waits_for_those_behind(self) -> None:
         moment = {0: at(6, idle=True), 1: at(5), 2: at(6, idle=True)}
-        assert awake_ranks(moment, WORLD) == (frozen(1), True)
+        assert seen(moment, WORLD) == (frozen(1), True)
 
     def test_a_rank_that_is_ahead_and_busy_does_not_wait(self) -> None:
         moment = {0: at(6, unfinished=True), 1: at(5), 2: at(6, idle=True)}
-        assert awake_ranks(moment, WORLD) == (frozen(0, 1), True)
+        assert seen(moment, WORLD) == (frozen(0, 1), True)
 
     def test_an_idle_rank_that_has_issued_the_least_is_active(self) -> None:
         # It waits for its data loader.
         moment = {0: at(6, idle=True), 1: RankMoment({0: 5}, idle=True), 2: at(6, idle=True)}
-        assert awake_ranks(moment, WORLD) == (frozen(1), True)
+        assert seen(moment, WORLD) == (frozen(1), True)
 
     def test_nothing_is_known_while_data_are_on_their_way(self) -> None:
-        assert awake_ranks({0: at(6, idle=True), 1: at(6), 2: at(6, idle=True)}, WORLD) == (
+        assert seen({0: at(6, idle=True), 1: at(6), 2: at(6, idle=True)}, WORLD) == (
             frozen(1),
             False,
         )
@@ -63,22 +79,29 @@ class TestAwakeRanks:
             2: RankMoment({2: 2}, idle=True),
             3: RankMoment({1: 1, 2: 1}),
         }
-        assert awake_ranks(moment, members) == (frozen(3), True)
+        assert seen(moment, members) == (frozen(3), True)
+        assert who_waits(moment, members).awaited == ((frozen(3), frozen(0, 1, 2)),)
+
+    def test_each_waits_for_its_own_though_all_are_in_one_group(self) -> None:
+        # Two stages of two: ranks 2 and 3 wait for a message, rank 3 for a rank that is behind.
+        moment = {0: at(1), 1: at(1), 2: at(1, idle=True, peer=0), 3: at(1, idle=True, peer=1)}
+        waiting = who_waits(moment, {0: (0, 1, 2, 3)})
+        assert dict(waiting.awaited) == {frozen(0): frozen(2), frozen(1): frozen(3)}
 
     def test_a_message_is_waited_for_from_its_sender(self) -> None:
         moment = {0: at(idle=True, peer=1), 1: at(idle=True, peer=2), 2: at()}
-        assert awake_ranks(moment, {}) == (frozen(2), True)
+        assert seen(moment, {}) == (frozen(2), True)
 
     def test_two_ranks_that_wait_for_each_other_have_data_on_their_way(self) -> None:
         moment = {0: at(idle=True, peer=1), 1: at(idle=True, peer=0), 2: at()}
-        assert awake_ranks(moment, {}) == (frozen(2), False)
+        assert seen(moment, {}) == (frozen(2), False)
 
     def test_a_group_that_a_member_does_not_count_proves_nothing(self) -> None:
         moment = {0: at(6, idle=True), 1: RankMoment({}), 2: at(6, idle=True)}
-        assert awake_ranks(moment, WORLD) == (frozen(1), False)
+        assert seen(moment, WORLD) == (frozen(1), False)
 
     def test_a_group_with_members_out_of_sight_proves_nothing(self) -> None:
-        assert awake_ranks({0: at(6, idle=True), 1: at(5)}, WORLD) == (frozen(1), False)
+        assert seen({0: at(6, idle=True), 1: at(5)}, WORLD) == (frozen(1), False)
 
 
 FOUR = {0: frozen(0, 1, 2, 3)}
@@ -87,7 +110,8 @@ THREE = {0: frozen(0, 1, 2)}
 
 class TestAWindow:
     def window(self, *pattern: frozenset[int], times: int = 100) -> Window:
-        return Window(FOUR, pattern * times, range(len(pattern) * times))
+        moments = [held_by(active) for active in pattern] * times
+        return Window(FOUR, moments, range(len(moments)))
 
     def test_the_rank_that_all_wait_for(self) -> None:
         all_ = frozen(0, 1, 2, 3)
@@ -133,7 +157,7 @@ class TestChance:
         for turn, rank in enumerate(last):
             active += [*[frozen(0, 1, 2, 3)] * 7, *[frozen(rank)] * 3]
             places += [turn * calls + number * calls // 10 for number in range(10)]
-        return stragglers_of(Window(FOUR, active, places, apart))
+        return stragglers_of(Window(FOUR, [held_by(one) for one in active], places, apart))
 
     def test_it_takes_as_many_turns_as_cannot_be_chance(self) -> None:
         assert self.found([1] * 12) is not None
@@ -155,7 +179,7 @@ class TestChance:
                 *[frozen(2 if long_one else turn % 4)] * (8 if long_one else 1),
             ]
             places += [turn] * (9 if long_one else 2)
-        found = stragglers_of(Window(FOUR, active, places))
+        found = stragglers_of(Window(FOUR, [held_by(one) for one in active], places))
         assert found is not None
         assert found.ranks == (2,)
 
@@ -176,7 +200,7 @@ class TestAWatch:
         news = []
         for number in range(from_s * 10, to_s * 10):
             at_s = number / 10
-            watch.add(Observation(at_s, pattern[number % len(pattern)], number, number))
+            watch.add(Observation(at_s, held_by(pattern[number % len(pattern)]), number, number))
             found = watch.assess(at_s, THREE)
             if found:
                 news.append((at_s, found.ranks))
@@ -258,7 +282,7 @@ class TestAWatch:
             nonlocal at_s
             for number in range(seconds * 10):
                 place_now = number if place < 0 else place
-                watch.add(Observation(at_s, active, place_now, place_now))
+                watch.add(Observation(at_s, held_by(active), place_now, place_now))
                 at_s += 0.1
                 if number % 10 == 0 and (found := watch.assess(at_s, THREE)):
                     told.append((found.ranks, watch.current is not None))

@@ -170,6 +170,11 @@ def by_chance():
     work(30 + 30 * torch.rand(1).item())
 
 
+def long_tail():
+    """Sequences of any length: most are short, and some take ten times as long."""
+    work(20 / (1 - 0.9 * torch.rand(1).item()))
+
+
 def all_alike():
     work(40)
     late(25, *range(size))
@@ -240,7 +245,7 @@ def tensor_parallel():
         tensor /= tensor.max()
 
 
-def pipeline():
+def pipeline(ms=20):
     """A stage with more layers."""
     tensor = torch.ones(1000)
     while goes_on():
@@ -250,11 +255,16 @@ def pipeline():
                 if rank != first:
                     dist.recv(tensor, rank - way)
                 work(10)
-                late(20, 2)
+                late(ms, 2)
                 if rank != last:
                     dist.send(tensor, rank + way)
         dist.all_reduce(tensor)
         tensor /= tensor.max()
+
+
+def even_stages():
+    """The others wait for each of them in any turn."""
+    pipeline(0)
 
 
 def local_sgd():
@@ -300,7 +310,16 @@ LIMITED = Path(os.environ.get("LIMITED", ""), "cgroup.procs")
 started = []
 ballast = [[number] for number in range(400_000)] if KIND == "collects" and rank == 1 else []
 compiled = []
-of_its_own = (workers, feeds, tensor_parallel, pipeline, local_sgd, hidden, sharded)
+of_its_own = (
+    workers,
+    feeds,
+    tensor_parallel,
+    pipeline,
+    even_stages,
+    local_sgd,
+    hidden,
+    sharded,
+)
 if KIND in {function.__name__ for function in of_its_own}:
     globals()[KIND]()
 else:
