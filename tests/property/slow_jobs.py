@@ -108,6 +108,8 @@ class Delays:
     seed: int
     jitter: float = 0.1
     """Mean of what each step takes longer by chance, as a share of it."""
+    by_turn: float = 0.0
+    """The same of all steps of a rank in a turn together: its batch is larger than others."""
     late: Sequence[Late] = ()
     transfer_s: float = 0.001
 
@@ -187,10 +189,10 @@ def run(job: Job, turns: int, delays: Delays) -> Past:
     for own, stage in zip(job.stages, stages, strict=True):
         stage.note(now[own])
     for turn in range(turns):
-        factor = np.ones(job.size)
+        factor = 1 + delays.by_turn * chance.standard_exponential(job.size)
         for late in delays.late:
             if late.is_in(turn):
-                factor[list(late.ranks)] = late.factor
+                factor[list(late.ranks)] *= late.factor
                 now[list(late.ranks)] += late.extra_s
         for step in job.turn:
             own, stage = job.stages[step.stage], stages[step.stage]
