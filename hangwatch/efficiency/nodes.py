@@ -322,11 +322,10 @@ class _Window:
             own, rest = node.bits(ranks), node.bits(frozenset(node.ranks) - ranks)
             if not own or not rest:
                 continue
-            others = [group for group in node.groups if group.bit_count() == size]
-            if size == 1:
-                others = [node.bits(frozenset({rank})) for rank in node.ranks]
-            others = [one for one in others if not one & own] or [rest]
-            count = max(own.bit_count() // size, 1) if size and others != [rest] else 1
+            alike = [1 << at for at in range(len(node.ranks))] if size == 1 else node.groups
+            others = [one for one in alike if one.bit_count() == size and not one & own]
+            count = max(own.bit_count() // size, 1) if others else 1
+            others = others or [rest]
             won = sum(_wins(parts[unit], own, others, count) for unit in units)
             usual = count * (count + 1) / 2  # each, and any two of them
             likely = chance(won, len(units), usual / (usual + len(others)))

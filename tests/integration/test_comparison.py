@@ -208,6 +208,7 @@ def test_a_node_that_does_not_answer(
             {"parts": ((2, 15),)},
             "the answer of node1 (rank 1) cannot be read: it makes no sense",
         ),
+        ({"groups": (0,)}, "the answer of node1 (rank 1) cannot be read: it makes no sense"),
         ({"groups": (2,)}, "the answer of node1 (rank 1) cannot be read: it makes no sense"),
         (
             {"peers": ((1, 0),) * 1000},

@@ -149,7 +149,7 @@ def _unpacked(data: bytes, node: Node) -> NodeMoments:
         and all(len(part) % 2 == 0 for part in told.parts)
         and all(0 <= ranks < sets for part in told.parts for ranks in part[::2])
         and max(len(told.groups), len(told.peers)) <= MOST_GROUPS
-        and all(0 <= group < sets for group in told.groups)
+        and all(0 < group < sets for group in told.groups)
         and all(0 < count < _MOST for part in told.parts for count in part[1::2])
         and 0 < told.part_s < _MOST
         and 0 < told.turn_parts < _MOST
