@@ -181,7 +181,10 @@ class _Stage:
 
 def run(job: Job, turns: int, delays: Delays) -> Past:
     """Simulate a job. What is by chance is the same whichever ranks are late."""
-    chance = np.random.Generator(np.random.PCG64(delays.seed))
+    chance, of_turns = (
+        np.random.Generator(np.random.PCG64(seed))
+        for seed in (delays.seed, delays.seed + (1 << 32))
+    )
     now = np.zeros(job.size)
     stages = [_Stage([0] * len(job.slots)) for _ in job.stages]
     calls: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(job.size))
@@ -189,7 +192,7 @@ def run(job: Job, turns: int, delays: Delays) -> Past:
     for own, stage in zip(job.stages, stages, strict=True):
         stage.note(now[own])
     for turn in range(turns):
-        factor = 1 + delays.by_turn * chance.standard_exponential(job.size)
+        factor = 1 + delays.by_turn * of_turns.standard_exponential(job.size)
         for late in delays.late:
             if late.is_in(turn):
                 factor[list(late.ranks)] *= late.factor
