@@ -43,7 +43,7 @@ def shares_by_line(
 
 def _table(name: str, slow: Shares, like: Shares) -> ThreadShares:
     """Those lines first for which the slow one takes longer."""
-    of_slow, of_like = _by_line(slow), _by_line(like)
+    of_slow, of_like = by_line(slow), by_line(like)
     lines = [
         LineShare(line, of_slow[line], of_like[line])
         for line in of_slow.keys() | of_like.keys()
@@ -53,8 +53,8 @@ def _table(name: str, slow: Shares, like: Shares) -> ThreadShares:
     return ThreadShares(name, tuple(lines))
 
 
-def _by_line(shares: Shares) -> defaultdict[Site, float]:
-    """Shares by the innermost line of what it was at."""
+def by_line(shares: Shares) -> defaultdict[Site, float]:
+    """Return the shares by the innermost line of what it was at."""
     lines: defaultdict[Site, float] = defaultdict(float)
     for path, share in shares.items():
         lines[path[-1]] += share
@@ -66,6 +66,8 @@ class Training:
     """What the thread that trains does."""
 
     works: Shares
+    backward: Shares
+    """What of this it is at in backward()."""
     waits: float
     """Share of the time in which it waits for other ranks."""
 
@@ -82,11 +84,14 @@ def training_shares(profile: Profile, sources: Mapping[str, str]) -> Training:
     seen = (samples - sum(one.count for one in working)) / total
     unseen = min(max(profile.waits - seen, 0.0), backward)
     works = 1 - unseen / backward if backward else 1.0
-    shares = _sums(
-        (path_of(one.frames, sources), inside[one] * works if one in inside else one.count / total)
-        for one in working
+    gradients = _sums(
+        (path_of(one.frames, sources), share * works) for one, share in inside.items()
     )
-    return Training(shares, seen + unseen)
+    other = _sums(
+        (path_of(one.frames, sources), one.count / total) for one in working if one not in inside
+    )
+    both = _sums((*gradients.items(), *other.items()))
+    return Training(both, gradients, seen + unseen)
 
 
 def worker_shares(profile: Profile, sources: Mapping[str, str]) -> Shares:

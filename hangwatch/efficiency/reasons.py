@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hangwatch.diagnosis.facts.activity import reason_by_frames
+from hangwatch.diagnosis.facts.activity import in_backward, reason_by_frames
 from hangwatch.efficiency.line_shares import (
     Path,
     Shares,
+    Training,
     at_line,
+    by_line,
     path_of,
     stacks_of,
     thread_name,
@@ -54,8 +56,8 @@ def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str
         throttled = slow.throttled - like.throttled >= _OF_A_CPU * lacks
         return Why(Reason.CPU_THROTTLED if throttled else Reason.CPU_CONTENTION, like=like.rank)
     least = max(_EXPLAINED * cost, LEAST_EXTRA)
-    of_slow, of_like = (training_shares(one, sources).works for one in (slow, like))
-    extra = _extra(of_slow, of_like, least)
+    of_slow, of_like = (training_shares(one, sources) for one in (slow, like))
+    extra = _extra(of_slow.works, of_like.works, least)
     if extra is None:
         return Why(like=like.rank)
     if not extra.path:
@@ -67,6 +69,8 @@ def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str
         for one in stacks_of(slow, slow.thread)
         if path_of(one.frames, sources)[: len(extra.path)] == extra.path
     ]
+    if why.reason is Reason.USER_CODE and _most(stacks, lambda one: in_backward(one.frames)):
+        why = _backward_elsewhere(of_slow, of_like, why)
     known = _most(stacks, lambda one: reason_by_frames(one.frames, own))
     why = replace(why, reason=known or why.reason)
     if known is Reason.DATA_LOADING:
@@ -107,6 +111,15 @@ def _extra(slow: Shares, like: Shares, least: float) -> _Extra | None:
         ]
         path, reason = path[: own[-1]] if own else path, Reason.USER_CODE
     return _Extra(path, under(slow, path), under(like, path), reason)
+
+
+def _backward_elsewhere(slow: Training, like: Training, why: Why) -> Why:
+    """Tell the line at which the other one computes its gradients: stages have their own."""
+    lines = by_line(like.backward)
+    site = max(lines, key=lambda one: lines[one], default=None)
+    if site is None or not _does_too(lines[site], why.share) or at_line(slow.works, site):
+        return why
+    return replace(why, reason=Reason.UNEVEN_WORK, like_site=site, like_share=lines[site])
 
 
 def _does_too(like_share: float, share: float) -> bool:

@@ -60,7 +60,7 @@ class Why:
     like: int = -1
     """The rank that it was compared with."""
     like_share: float = 0.0
-    """Share of that one's time there."""
+    """Share of that one's time there, or at ``like_site``."""
     waits_at: Site | None = None
     """Its own line, where ``site`` is that of a data worker or of another thread."""
     thread: str = ""
@@ -69,6 +69,8 @@ class Why:
     """Why no profile could be taken; empty if one was."""
     held: bool = False
     """Only the time is meant for which the others waited."""
+    like_site: Site | None = None
+    """The line at which that one does the same, if this is another one."""
 
 
 @dataclass(frozen=True, slots=True)

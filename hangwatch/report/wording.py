@@ -196,6 +196,8 @@ def slow_at(rank: int, why: Why) -> list[str]:
     at = code_line(why.waits_at or why.site)
     text = f"Rank {rank} is at {at} for {percent(why.share)} of its time"
     text += f", rank {why.like} for {percent(why.like_share)}"
+    if why.like_site is not None:
+        text += f" at {code_line(why.like_site)}"
     if why.held:
         text = f"While the others wait, rank {rank} is at {at}"
     if why.waits_at is None:
@@ -214,7 +216,7 @@ _DOES = {
     Reason.CHECKPOINT_IO: "It writes to disk there.",
     Reason.STORE_WAIT: "It waits for a key of the store there.",
     Reason.GARBAGE_COLLECTION: "It collects garbage there.",
-    Reason.UNEVEN_WORK: "Both do the same there, and it does more of it.",
+    Reason.UNEVEN_WORK: "Both do the same, and it does more of it.",
 }
 
 

@@ -117,6 +117,24 @@ def test_lines_of_one_function_are_told_by_its_call() -> None:
     assert (why.share, why.like_share) == pytest.approx((0.6, 0.2))
 
 
+def test_stages_of_a_pipeline_compute_their_gradients_at_lines_of_their_own() -> None:
+    slow = profile(2, (20, line(2)), (60, WAITS), (20, line(7, C10D)))
+    like = profile(0, (20, line(2)), (15, line(6, AUTOGRAD)), (65, line(7, C10D)))
+    why = explain(slow, like, 0.4, SOURCES)
+    assert (why.reason, why.site, why.share) == (Reason.UNEVEN_WORK, site(3), 0.6)
+    assert (why.like_site, why.like_share) == (site(6), 0.15)
+
+
+def test_gradients_of_a_loss_that_others_do_not_have_are_no_uneven_work() -> None:
+    own, both = line(6, AUTOGRAD), WAITS
+    slow = profile(2, (20, line(2)), (20, both), (50, own), (10, line(7, C10D)))
+    like = profile(0, (20, line(2)), (20, both), (60, line(7, C10D)))
+    why = explain(slow, like, 0.4, SOURCES)
+    assert (why.reason, why.site, why.like_site) == (Reason.USER_CODE, site(6), None)
+    none = profile(0, (20, line(2)), (80, line(7, C10D)))
+    assert explain(slow, none, 0.4, SOURCES).reason is Reason.USER_CODE
+
+
 def test_what_is_waited_for_in_backward_is_no_work() -> None:
     """Both are in it for as long; the slow one works there, and the other one waits."""
     slow = profile(2, (20, line(2)), (80, WAITS), waits=0.05)

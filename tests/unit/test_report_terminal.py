@@ -277,7 +277,12 @@ READ_LINE = Site("/home/ada/data.py", 9, "read", "file.read()")
         ),
         (
             Why(Reason.UNEVEN_WORK, TRAIN_LINE, 0.7, 0, 0.2),
-            "rank 0 for 20 %. Both do the same there, and it does more of it.",
+            "rank 0 for 20 %. Both do the same, and it does more of it.",
+            "Give all ranks as much to do",
+        ),
+        (
+            Why(Reason.UNEVEN_WORK, TRAIN_LINE, 0.7, 0, 0.2, like_site=READ_LINE),
+            "rank 0 for 20 % at data.py:9. Both do the same, and it does more of it.",
             "Give all ranks as much to do",
         ),
         (
