@@ -32,8 +32,8 @@ from prometheus_client.registry import Collector
 
 from hangwatch.safety import untrusted
 
-MAX_THREADS = 64
-"""Threads of the process above which requests are refused: each request takes one."""
+MAX_REQUESTS = 64
+"""Requests above which others are refused: each takes a thread."""
 REQUEST_S = 10.0
 """Time for a client to send its request."""
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 (what is compared with, not listened on)
@@ -65,6 +65,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         registry = CollectorRegistry()
         registry.register(collector)
         self.set_app(make_wsgi_app(registry))
+        self._free = threading.Semaphore(MAX_REQUESTS)
 
     @property
     def port(self) -> int:
@@ -92,10 +93,17 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless there are too many."""
-        if threading.active_count() > MAX_THREADS:
-            self.shutdown_request(request)
-        else:
+        if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, from that thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that is gone."""

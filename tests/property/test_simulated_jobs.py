@@ -33,7 +33,7 @@ THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 JOBS = 500
 """In a chunk."""
 CHUNKS = 40
-IN_A_CHECK = 6
+IN_A_CHECK = 4
 """Chunks that ``make check`` and ``make test`` have time for."""
 _ORDER = (Certainty.POSSIBLE, Certainty.LIKELY, Certainty.PROVED)
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -88,10 +88,11 @@ def test_an_address_that_is_not_ours_is_an_error(host: str) -> None:
 def test_clients_that_say_nothing_do_not_use_up_the_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(served, "MAX_THREADS", 8)
+    monkeypatch.setattr(served, "MAX_REQUESTS", 8)
     monkeypatch.setattr(served._Handler, "timeout", 0.5)  # noqa: SLF001
-    with serving() as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    with serving() as server, ExitStack() as clients:
+        for _ in range(40):
+            clients.enter_context(socket.create_connection(("127.0.0.1", server.port)))
 
         def scraped() -> str:
             with suppress(OSError):
@@ -99,8 +100,6 @@ def test_clients_that_say_nothing_do_not_use_up_the_threads(
             return ""
 
         answer = until(scraped, "an answer")
-        for one in idle:
-            one.close()
     assert "hangwatch_lone 7.0" in answer
 
 
