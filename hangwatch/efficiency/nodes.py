@@ -309,7 +309,7 @@ class _Window:
             rest = sorted(share for share, own in waits if not own)
             won += max(share for share, own in waits if own) < rest[left_out]
         usual = (1 + left_out) / (1 + others)
-        return comb(len(is_own), count) * chance(won, len(units), usual)
+        return chance(won, len(units), usual, comb(len(is_own), count))
 
     def _own_ranks_by_chance(
         self, ranks: Ranks, size: int, units: Sequence[slice]
@@ -328,8 +328,8 @@ class _Window:
             others = others or [rest]
             won = sum(_wins(parts[unit], own, others, count) for unit in units)
             usual = count * (count + 1) / 2  # each, and any two of them
-            likely = chance(won, len(units), usual / (usual + len(others)))
-            yield comb(count + len(others), count) * likely
+            sets = comb(count + len(others), count)
+            yield chance(won, len(units), usual / (usual + len(others)), sets)
 
 
 def _closure(ranks: Ranks, sets: Sequence[Ranks]) -> Ranks:

@@ -102,8 +102,8 @@ class Standstills:
             turns[turn] = max(one, turns.get(turn, one), key=lambda one: one.length_s)
         ranks = max(lengths, key=lambda one: lengths[one])
         count = sum(one.ranks == ranks for one in turns.values())
-        likely = chance(count, len(turns), len(ranks) / size)
-        if comb(size, len(ranks)) * likely > MOST_BY_CHANCE:
+        sets = comb(size, len(ranks))
+        if chance(count, len(turns), len(ranks) / size, sets) > MOST_BY_CHANCE:
             return None
         since_s = next(one.since_s for one in self.over if one.ranks == ranks)
         return ranks, self.cost(ranks, now_s, size), since_s

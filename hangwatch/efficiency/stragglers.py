@@ -281,16 +281,18 @@ def _cost(window: Window, ranks: Ranks, excess: Mapping[int, Estimate]) -> Estim
     return replace(cost, mean=min(cost.mean, sum(excess[rank].mean for rank in ranks)))
 
 
-def chance(count: int, of: int, share: float) -> float:
+def chance(count: int, of: int, share: float, sets: int = 1) -> float:
     """Return at most how likely at least ``count`` of so many are, if each is by ``share``.
 
-    By Chernoff's bound; it is exact where all are.
+    By Chernoff's bound; it is exact where all are. sets: how many others it could have been, of
+    which one is enough.
     """
     part = count / of if of else 0.0
     if part <= share:
         return 1.0
     rest = (1 - part) * log((1 - part) / (1 - share)) if part < 1 else 0.0
-    return exp(-of * (part * log(part / share) + rest))
+    # Of a thousand nodes there are more sets than a float can tell.
+    return exp(min(log(sets) - of * (part * log(part / share) + rest), 0.0))
 
 
 def _may_be_chance(window: Window, ranks: Ranks, excess: Mapping[int, Estimate]) -> bool:
@@ -315,7 +317,7 @@ def _may_be_chance(window: Window, ranks: Ranks, excess: Mapping[int, Estimate])
             for least in _WAITS:
                 long = [(mine, theirs) for mine, theirs in waits if max(mine, theirs) >= least]
                 won = [mine for mine, theirs in long if mine > theirs]
-                likely = sets * chance(len(won), len(long), own / (own + len(others)))
+                likely = chance(len(won), len(long), own / (own + len(others)), sets)
                 if 2 * sum(won) >= total and likely <= MOST_BY_CHANCE / len(_TOGETHER):
                     return False
     return True

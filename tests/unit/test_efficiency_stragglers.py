@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import comb
 
 import pytest
 
@@ -188,6 +189,9 @@ class TestChance:
         assert chance(2, 10, 0.25) == chance(0, 0, 0.5) == 1.0
         assert 0.0 <= chance(4000, 4800, 0.5) < 1e-100
         assert chance(8, 10, 0.25) >= 4.1e-4  # what it is
+        assert chance(10, 10, 0.25, 100) == pytest.approx(100 * 0.25**10)
+        assert chance(10, 10, 0.9, 100) == 1.0
+        assert chance(1300, 1300, 0.5, comb(1280, 640)) < 1e-5
 
 
 class TestAWatch:
