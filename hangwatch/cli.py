@@ -30,8 +30,8 @@ usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
        hangwatch doctor [-- COMMAND...]          check this machine (or COMMAND) for causes of hangs
-       hangwatch path                            directory for PYTHONPATH, with HANGWATCH=1,
-                                                 if hangwatch cannot start COMMAND
+       hangwatch path                            directory for PYTHONPATH, with HANGWATCH=1, if
+                                                 COMMAND's Python is not the one of hangwatch
 `hangwatch top --help`, and so on, says more of each.
 
 hangwatch names the rank that hung a distributed PyTorch job: COMMAND is what you
@@ -114,8 +114,8 @@ def _path(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from hangwatch.commands import Arguments  # noqa: PLC0415
 
     description = (
-        "Print the directory by which Python loads hangwatch. With HANGWATCH=1 and this in "
-        "PYTHONPATH the ranks of a job have it watched by themselves."
+        "Print the directory by which a Python loads hangwatch that it is not installed for. With "
+        "HANGWATCH=1 and this in PYTHONPATH the ranks of a job have it watched by themselves."
     )
     Arguments("path", description).parse_args(words)
     try:

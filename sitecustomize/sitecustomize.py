@@ -61,6 +61,8 @@ def _note(directory, text):
 def _arm(here, directory):
     # type: (str, str) -> None
     """Wait for the import of torch.distributed; hangwatch itself is imported only then."""
+    if any(getattr(finder, "of_hangwatch", False) for finder in sys.meta_path):
+        return  # by hangwatch.pth
     if sys.version_info < _OLDEST:
         sys.meta_path.insert(0, _TooOld(directory))
         return

@@ -1,8 +1,8 @@
 """The part that lives inside the training process: standard library and _native only.
 
-Below ``python -m hangwatch`` it arms itself in every Python process. Where
-sitecustomize does not run (``python -I``, ``-E`` or ``-S``), user code can call
-:func:`arm`.
+Below ``python -m hangwatch`` it arms itself in every Python process. Where neither hangwatch.pth
+nor sitecustomize runs (``python -S``; ``-I`` and ``-E`` of a Python that hangwatch is not
+installed for), user code can call :func:`arm`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The environment of the job: what makes each Python process of it find the agent.
 
-Only PYTHONPATH is extended, and only what is unset is set.
+Only PYTHONPATH is extended, and only what is unset is set. A Python that hangwatch is installed
+for needs nothing but HANGWATCH=1: ``hangwatch.pth`` looks at it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
     from typing import Any
 
+WANTED = "HANGWATCH"
+"""Variable that is ``1`` to have the ranks watched, and ``0`` to leave them alone."""
 SUPERVISOR_PID = "HANGWATCH_SUPERVISOR_PID"
 ANY_SUPERVISOR = "any"
 """Value of SUPERVISOR_PID where several supervisors share a watchdog."""
@@ -46,6 +49,8 @@ def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str])
     job["PYTHONPATH"] = os.pathsep.join([ours, *kept])
     job["HANGWATCH_DIR"] = os.fspath(run_dir)
     job[SUPERVISOR_PID] = str(os.getpid())
+    # For hangwatch.pth, where PYTHONPATH is lost on the way.
+    job.setdefault(WANTED, "1")
     native = native_module_file()
     if native:
         job.setdefault(NATIVE, native)
@@ -104,7 +109,9 @@ def outside_environment(environ: Mapping[str, str]) -> dict[str, str]:
     home = os.path.dirname(package_directory())
     if os.path.basename(home) not in {"site-packages", "dist-packages"}:
         paths.append(home)
-    clean = {name: value for name, value in environ.items() if name != "HANGWATCH_DIR"}
+    clean = {
+        name: value for name, value in environ.items() if name not in {"HANGWATCH_DIR", WANTED}
+    }
     clean["PYTHONPATH"] = os.pathsep.join(paths)
     if not paths:
         del clean["PYTHONPATH"]

@@ -26,8 +26,9 @@ from hangwatch.run.handshake import Hello
 from hangwatch.watchdog import timing
 
 _WHY = (
-    "Python does not load hangwatch with -I, -E or -S, nor where PYTHONPATH is reset; call "
-    "hangwatch.agent.arm() at the top of the training script instead"
+    "Python does not load hangwatch with -S, nor with -I, -E or another PYTHONPATH if hangwatch is "
+    "not installed for it: install it there, or call hangwatch.agent.arm() at the top of the "
+    "training script"
 )
 _STARTED = frozenset({Phase.RUNNING, Phase.FINALIZING, Phase.EXITED})
 _NAMES = frozenset(

@@ -65,10 +65,7 @@ def test_the_pod_template_is_all_that_a_job_needs(tmp_path: Path, framework_pyth
         mount["name"] for mount in container["volumeMounts"]
     }
     env = {entry["name"]: entry["value"] for entry in container["env"]}
-    assert env["PYTHONPATH"].endswith("/hangwatch/sitecustomize")
-    hangwatch = Path(framework_python).parent / "hangwatch"
-    path = subprocess.check_output([hangwatch, "path"], text=True)  # noqa: S603 (ours)
-    env |= {"PYTHONPATH": path.strip(), "HANGWATCH_REPORT_DIR": "hangwatch-reports", **QUICK}
+    env |= {"HANGWATCH_REPORT_DIR": "hangwatch-reports", **QUICK}
     env |= {"HANGWATCH_METRICS_ADDR": "off"}
     # As Kubeflow's PyTorchJob sets them, for the pod.
     env |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "train-0", "MASTER_PORT": "1"}

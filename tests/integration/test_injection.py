@@ -41,6 +41,8 @@ ALONE = {
     "MASTER_PORT": "29400",
 }
 """A rank as a launcher starts it; the store is a file in these tests."""
+WITHOUT_PTH = {"HANGWATCH": ""}
+"""Only PYTHONPATH leads to us, as where hangwatch is not installed for the job's Python."""
 INIT = """
 import os, sys, torch
 import torch.distributed as dist
@@ -128,9 +130,11 @@ class TestChaining:
         # A traceback that the interpreter prints on its own has our frames in it.
         assert result.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
-    def test_without_one_nothing_is_left_of_ours_but_its_name(self, tmp_path: Path) -> None:
+    def test_of_ours_nothing_is_imported_that_does_not_wait_for_torch(self, tmp_path: Path) -> None:
         code = "import sys; print([m for m in sys.modules if m.startswith('hangwatch')])"
-        assert python(code, tmp_path).stdout == "[]\n"
+        room = "hangwatch.agent.inject"
+        names = ["hangwatch", "hangwatch.agent", room, f"{room}.start", f"{room}.post_import"]
+        assert python(code, tmp_path).stdout == f"{names}\n"
 
 
 class TestTheJobsEnvironment:
@@ -142,11 +146,19 @@ class TestTheJobsEnvironment:
         lines = python(code, tmp_path, environ={"PYTHONPATH": path}).stdout.split("\n")
         assert lines[:4] == [sitecustomize_directory(), "/first", "/second", "/third"]
 
-    def test_an_isolated_interpreter_is_left_alone(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("flag", ["-I", "-E", "-P"])
+    def test_an_isolated_interpreter_is_armed_where_hangwatch_is_installed(
+        self, flag: str, tmp_path: Path
+    ) -> None:
+        found = python(INIT, tmp_path, flag, environ=ALONE)
+        assert (found.exit_code, found.stderr, found.notes) == (0, "", [])
+        assert [page.phase for page in found.pages] == [Phase.EXITED]
+
+    def test_an_interpreter_without_site_is_left_alone(self, tmp_path: Path) -> None:
         code = "import sys; print('sitecustomize' in sys.modules, len(sys.meta_path))"
         script = tmp_path / "program.py"
         script.write_text(code)
-        command = [sys.executable, "-I", str(script)]
+        command = [sys.executable, "-S", str(script)]
         plain = subprocess.run(  # noqa: S603 (our own interpreter)
             command, env=unwatched({}), capture_output=True, text=True, check=False
         )
@@ -367,7 +379,7 @@ def test_user_code_can_arm_where_sitecustomize_does_not_run(tmp_path: Path) -> N
     import torch.distributed as dist
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     """
-    result = python(code, tmp_path, "-I", environ=ALONE)
+    result = python(code, tmp_path, "-I", environ={**ALONE, **WITHOUT_PTH})
     assert [page.phase for page in result.pages] == [Phase.EXITED]
 
 
@@ -378,7 +390,7 @@ def test_arming_after_the_import_of_torch_replaces_what_was_imported(tmp_path: P
     hangwatch.agent.arm()
     init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     """
-    result = python(code, tmp_path, "-I", environ={})
+    result = python(code, tmp_path, "-I", environ=WITHOUT_PTH)
     assert [page.phase for page in result.pages] == [Phase.EXITED]
     assert result.pages[0].groups[0].key.ranks == (0,)
 
@@ -390,7 +402,7 @@ def test_arming_after_init_process_group_is_refused_in_writing(tmp_path: Path) -
     hangwatch.agent.arm()
     dist.barrier()
     """
-    result = python(code, tmp_path, "-I", environ=ALONE)
+    result = python(code, tmp_path, "-I", environ={**ALONE, **WITHOUT_PTH})
     assert (result.exit_code, result.stderr, result.pages) == (0, "", [])
     (note,) = result.notes
     assert "call it before" in note

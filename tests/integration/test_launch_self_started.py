@@ -1,4 +1,4 @@
-"""Jobs that nobody has wrapped: HANGWATCH=1 and PYTHONPATH are all that there is.
+"""Jobs that nobody has wrapped: HANGWATCH=1 is all that there is.
 
 The ranks start the watchdog of their node themselves, one for all.
 """
@@ -18,7 +18,6 @@ from harness import free_port
 from launching import PROGRAMS, Launched, line_of
 from waiting import until
 
-from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.evidence.processes import read_stat
 
 if TYPE_CHECKING:
@@ -27,11 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
-UNWRAPPED = {
-    "HANGWATCH": "1",
-    "PYTHONPATH": sitecustomize_directory(),
-    "HANGWATCH_SUSPECT_AFTER": "2",
-}
+UNWRAPPED = {"HANGWATCH": "1", "HANGWATCH_SUSPECT_AFTER": "2"}
 LAUNCHED = PROGRAMS / "launched.py"
 
 

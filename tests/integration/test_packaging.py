@@ -54,6 +54,7 @@ def test_one_wheel_serves_every_python_and_carries_everything(tmp_path: Path) ->
     page = {f"hangwatch/report/html/{name}" for name in {"page.css", "page.js"} | templates}
     assert page <= names
     assert {"hangwatch/_native.abi3.so", SITECUSTOMIZE, "hangwatch/py.typed"} <= names
+    assert "hangwatch.pth" in names
     # A sitecustomize of its own, or a package of that name, would be everybody's.
     assert not [name for name in names if name.startswith("sitecustomize")]
     assert "hangwatch/sitecustomize/__init__.py" not in names
@@ -64,7 +65,7 @@ def test_without_a_compiler_it_installs_and_says_why_it_records_from_python(
 ) -> None:
     wheel = build(tmp_path, CXX="/bin/false")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert SITECUSTOMIZE in names
+    assert {SITECUSTOMIZE, "hangwatch.pth"} <= names
     assert not [name for name in names if name.endswith(".so")]
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     program = (

@@ -1,7 +1,7 @@
 """Calls the agent when torch.distributed.distributed_c10d has been imported.
 
-sitecustomize loads this file by its path, so that a process which never imports
-torch pays for nothing else of hangwatch. Standard library only, and syntax of
+sitecustomize loads this file by its path, and start.py by its name, so that a process which
+never imports torch pays for nothing else of hangwatch. Standard library only, and syntax of
 Python 3.8: here it is found out whether the job's interpreter is too old.
 """
 
