@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from math import ceil, inf, sqrt
 
+from hangwatch.efficiency.leads import Ranks
 from hangwatch.efficiency.nodes import KEPT, MOST_GROUPS, MOST_RANKS, SHIFTS, NodeMoments, SlowNodes
 from hangwatch.efficiency.straggler_watch import ASSESS_EVERY, LONGER, StragglerWatch
-from hangwatch.efficiency.stragglers import BLOCKS, LEAST_FRACTION, Ranks
+from hangwatch.efficiency.stragglers import BLOCKS, LEAST_FRACTION
 from hangwatch.model.report import Straggler, Why
 
 _CERTAINTY = 5.0

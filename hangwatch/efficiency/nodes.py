@@ -16,13 +16,13 @@ from functools import cache
 from itertools import accumulate, pairwise, product
 from math import comb
 
+from hangwatch.efficiency.leads import Ranks
 from hangwatch.efficiency.straggler_watch import LONGER
 from hangwatch.efficiency.stragglers import (
     BLOCKS,
     LEAST_FRACTION,
     MOST_BY_CHANCE,
     Estimate,
-    Ranks,
     chance,
     estimate,
     excess_of,

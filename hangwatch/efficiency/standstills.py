@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import comb
 
-from hangwatch.efficiency.stragglers import MOST_RANKS, Ranks, chance
+from hangwatch.efficiency.leads import Ranks
+from hangwatch.efficiency.stragglers import MOST_RANKS, chance
 
 LEAST_S = 1.0
 """A shorter time in which all wait is none."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from hangwatch.efficiency.leads import Leads, Ranks
 from hangwatch.efficiency.standstills import Standstill, Standstills
 from hangwatch.efficiency.stragglers import (
     BLOCKS,
     LEAST_FRACTION,
-    Ranks,
     Waiting,
     Window,
     cost_of,
@@ -101,6 +101,9 @@ class StragglerWatch:
     span_s: float = 0.0
     """Window by which the current ones were found; longer than all for those of standstills."""
     _standstills: Standstills = field(default_factory=Standstills)
+    _leads: Leads = field(default_factory=Leads)
+    _size: int = 0
+    """Ranks of the job."""
     _due_s: float = 0.0
 
     @property
@@ -114,6 +117,7 @@ class StragglerWatch:
             self.measured_s += min(one.at_s - self._seen[-1].at_s, 1.0)
         self._seen.append(one)
         self._standstills.add(one.at_s, one.waiting.active, one.place)
+        self._leads.add(one.waiting.active, self._size)
         while self._seen[0].at_s < one.at_s - LONGER[-1] * self.window_s:
             self._seen.popleft()
 
@@ -121,6 +125,7 @@ class StragglerWatch:
         """End the current ones and begin anew: the ranks have ended, or were replaced."""
         self._seen.clear()
         self._standstills.forget()
+        self._leads.forget()
         self._named.clear()
         self._end(self.current.until_s if self.current else 0.0)
 
@@ -132,6 +137,7 @@ class StragglerWatch:
         if now_s < self._due_s or not self._seen:
             return None
         self._due_s = now_s + self.window_s * ASSESS_EVERY
+        self._size = len(_all(members))
         news = self._assess(now_s, members)
         self._count()
         return news
@@ -329,7 +335,8 @@ class StragglerWatch:
         passed_s = max(last.at_s - first.at_s, 1.0)
         apart = self.meeting_s * len(self._seen) / passed_s
         fronts = [one.front for one in seen]
-        return Window(members, [one.waiting for one in seen], fronts, max(round(apart), 1))
+        waiting = [one.waiting for one in seen]
+        return Window(members, waiting, fronts, max(round(apart), 1), self._leads)
 
     def _end_of_current(self) -> Straggler | None:
         """End the current ones and forget their time: longer windows would name them again."""

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import comb, exp, inf, log, sqrt
 from statistics import median_low
 from typing import TypeVar
 
-_T = TypeVar("_T")
+from hangwatch.efficiency.leads import Leads, Ranks
 
-Ranks = frozenset[int]
+_T = TypeVar("_T")
 
 LEAST_FRACTION = 0.05
 """Share of the time that is worth a word."""
@@ -149,6 +149,8 @@ class Window:
     apart: int = 1
     """Moments of a turn of the training loop, as far as that is known: what delays a rank in a turn
     may delay it in all calls of the turn."""
+    leads: Leads = field(default_factory=Leads)
+    """Those of this window and before: what delays a rank in one is no chance of each turn."""
 
     @property
     def ranks(self) -> Ranks:
@@ -304,11 +306,12 @@ def _may_be_chance(window: Window, ranks: Ranks, excess: Mapping[int, Estimate])
     show in all blocks alike then, and each has several turns.
     """
     steady = is_steady(excess, ranks)
+    apart = max(window.apart, window.leads.usual(ranks))
     for unit, others in _units(window, ranks):
         parts = len(unit) // len(others[0])
         sets = comb(parts + len(others), parts)
         own = parts * (parts + 1) / 2  # each, and any two of them
-        turns = _waits_by_turn(window, unit, others)
+        turns = _waits_by_turn(window, unit, others, apart)
         if steady and len(turns) >= 2 * BLOCKS:
             return False
         for together in _TOGETHER:
@@ -324,9 +327,9 @@ def _may_be_chance(window: Window, ranks: Ranks, excess: Mapping[int, Estimate])
 
 
 def _waits_by_turn(
-    window: Window, unit: Ranks, others: Sequence[Ranks]
+    window: Window, unit: Ranks, others: Sequence[Ranks], apart: int
 ) -> list[Mapping[Ranks, float]]:
-    """Moments of each turn at which all waited for a part of the job.
+    """Moments of each turn at which all waited for a part of the job. apart: moments of a turn.
 
     A time without progress counts to the turn in which it began, however long it takes.
     """
@@ -338,7 +341,7 @@ def _waits_by_turn(
             continue
         most = max(shares, key=lambda part: shares[part])
         if (front, most) != last:
-            last, turn = (front, most), number // window.apart
+            last, turn = (front, most), number // apart
         waits.setdefault(turn, Counter()).update(shares)
     return list(waits.values())
 

@@ -110,6 +110,8 @@ class Delays:
     """Mean of what each step takes longer by chance, as a share of it."""
     by_turn: float = 0.0
     """The same of all steps of a rank in a turn together: its batch is larger than others."""
+    alike: int = 1
+    """Turns one after the other in which it is the same: they train on one batch."""
     late: Sequence[Late] = ()
     transfer_s: float = 0.001
 
@@ -179,6 +181,16 @@ class _Stage:
         self.states.append(RankState(tuple(self.issued), idle, receives_from))
 
 
+def _delayed(late: Sequence[Late], turn: int, now: Floats, batch: Floats) -> Floats:
+    """By rank how much longer its steps take in a turn; what it does besides is added to now."""
+    factor = batch.copy()
+    for one in late:
+        if one.is_in(turn):
+            factor[list(one.ranks)] *= one.factor
+            now[list(one.ranks)] += one.extra_s
+    return factor
+
+
 def run(job: Job, turns: int, delays: Delays) -> Past:
     """Simulate a job. What is by chance is the same whichever ranks are late."""
     chance, of_turns = (
@@ -192,11 +204,9 @@ def run(job: Job, turns: int, delays: Delays) -> Past:
     for own, stage in zip(job.stages, stages, strict=True):
         stage.note(now[own])
     for turn in range(turns):
-        factor = 1 + delays.by_turn * of_turns.standard_exponential(job.size)
-        for late in delays.late:
-            if late.is_in(turn):
-                factor[list(late.ranks)] *= late.factor
-                now[list(late.ranks)] += late.extra_s
+        if turn % delays.alike == 0:
+            batch = 1 + delays.by_turn * of_turns.standard_exponential(job.size)
+        factor = _delayed(delays.late, turn, now, batch)
         for step in job.turn:
             own, stage = job.stages[step.stage], stages[step.stage]
             if step.kind == "compute":

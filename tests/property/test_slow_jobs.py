@@ -83,6 +83,26 @@ def test_chance_names_nobody(size: int, kind: str, jitter: float) -> None:
     assert news == []
 
 
+@pytest.mark.parametrize(
+    ("size", "alike", "learnt_s"), [(2, 20, 0.0), (4, 20, 0.0), (4, 60, 600.0)]
+)
+def test_larger_batches_for_many_turns_name_nobody(size: int, alike: int, learnt_s: float) -> None:
+    """Of batches that take about as long as a window it has to be learnt that they change."""
+    delays = Delays(5, by_turn=0.5, alike=alike)
+
+    _, news = watched(run(data_parallel(size, 0.4), 2000, delays), S)
+
+    assert [told_s for told_s, _ in news if told_s >= learnt_s] == []
+
+
+def test_a_slow_rank_is_named_although_batches_are_larger_for_many_turns() -> None:
+    delays = Delays(5, by_turn=0.5, alike=10, late=[Late((1,), factor=3.0)])
+
+    _, news = watched(run(data_parallel(4, 0.4), 1500, delays), S)
+
+    assert [straggler.ranks for _, straggler in news] == [(1,)]
+
+
 @pytest.mark.parametrize("ranks", [(4, 5), (5,), (1, 6)])
 def test_of_a_pipeline_a_slow_stage_is_named_or_a_rank(ranks: tuple[int, ...]) -> None:
     late = Late(ranks, factor=2.0)

@@ -7,10 +7,10 @@ from math import comb
 
 import pytest
 
+from hangwatch.efficiency.leads import Ranks
 from hangwatch.efficiency.straggler_watch import Observation, StragglerWatch
 from hangwatch.efficiency.stragglers import (
     RankMoment,
-    Ranks,
     SlowRanks,
     Waiting,
     Window,
