@@ -17,6 +17,7 @@ Path = tuple[Site, ...]
 Shares = Mapping[Path, float]
 """Shares of the time of a thread, by what it is at."""
 TRAINING, WORKERS = "the thread that trains", "data workers"
+_NAMELESS = "without a name"
 _LEAST = 0.02
 """Share of the time of either rank from which on a line is shown."""
 
@@ -153,10 +154,10 @@ def threads_of(profile: Profile) -> list[int]:
 
 def thread_name(profile: Profile, thread: int) -> str:
     """Return the name of a thread of the rank."""
-    return next((one.thread for one in stacks_of(profile, thread)), "")
+    return next((one.thread for one in stacks_of(profile, thread)), "") or _NAMELESS
 
 
 def thread_named(profile: Profile, name: str) -> int:
     """Return a thread of that name, -1 if there is none."""
-    tids = (one.tid for one in profile.samples if one.pid == profile.pid and one.thread == name)
-    return next(tids, -1)
+    own = (one for one in profile.samples if one.pid == profile.pid)
+    return next((one.tid for one in own if (one.thread or _NAMELESS) == name), -1)

@@ -45,13 +45,15 @@ _EXPLAINED = 0.4
 _ALSO, _ALSO_SHARE = 0.2, 0.02
 """From this share of the slow rank's time, or of its own, on, the other one does the same, only
 less of it: five samples are no chance, and who calls it to return at once has fewer."""
+_LEAST_DELAY = 0.05
+"""Share of the time for which a rank has to wait for a CPU to show how readily it gets one."""
 _OF_A_CPU = 0.5
 """Share of the cost that a lack of CPU has to explain, and of this lack for a limit."""
 
 
 def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str]) -> Why:
     """Return why ``slow`` takes longer than ``like``. cost: share of the time that this costs."""
-    lacks = slow.delay - like.delay
+    lacks = slow.delay - _usual_delay(slow, like)
     if lacks >= _OF_A_CPU * cost:
         throttled = slow.throttled - like.throttled >= _OF_A_CPU * lacks
         return Why(Reason.CPU_THROTTLED if throttled else Reason.CPU_CONTENTION, like=like.rank)
@@ -80,6 +82,12 @@ def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str
         return replace(why, reason=Reason.GARBAGE_COLLECTION)
     waits = _most(stacks, lambda one: rests(one.frames))
     return _awaited(slow, like, why, least, sources) if waits else why
+
+
+def _usual_delay(slow: Profile, like: Profile) -> float:
+    """For how long the slow one would wait for a CPU if it got one as readily as the other."""
+    more = slow.cpu / like.cpu if like.delay >= _LEAST_DELAY and like.cpu else 1.0
+    return like.delay * max(more, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +155,18 @@ def _awaited(
     slow: Profile, like: Profile, why: Why, least: float, sources: Mapping[str, str]
 ) -> Why:
     """Tell the line of another thread that takes longer, if one does."""
-    most = 0.0
+    most = False, 0.0
     for tid in threads_of(slow):
         name = thread_name(slow, tid)
-        other = thread_shares(like, thread_named(like, name), sources)
+        counterpart = thread_named(like, name)
+        other = thread_shares(like, counterpart, sources)
         extra = _extra(thread_shares(slow, tid, sources), other, least)
         if tid == slow.thread or extra is None or not extra.path:
             continue
-        if extra.share - extra.like_share > most:
-            most = extra.share - extra.like_share
-            at = why.waits_at or why.site
+        # One that only this rank has may be any: a monitor is at its line all the time.
+        more = counterpart >= 0, extra.share - extra.like_share
+        if more > most:
+            most, at = more, why.waits_at or why.site
             why = replace(why, reason=extra.reason, site=extra.path[-1], waits_at=at, thread=name)
     return why
 

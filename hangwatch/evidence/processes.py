@@ -49,15 +49,16 @@ class Stat:
         return self.state in _ENDED
 
 
-def delay_ns(pid: int, tid: int, proc: str = PROC) -> int:
-    """Return for how long a thread has waited for a CPU, 0 where the kernel does not count it.
+def cpu_ns(pid: int, tid: int, proc: str = PROC) -> tuple[int, int]:
+    """Return for how long a thread has had a CPU, and waited for one; 0 if this is not counted.
 
     As in Documentation/scheduler/sched-stats.rst.
     """
     try:
-        return int(Path(proc, f"{pid}/task/{tid}/schedstat").read_text("ascii").split()[1])
+        words = Path(proc, f"{pid}/task/{tid}/schedstat").read_text("ascii").split()
+        return int(words[0]), int(words[1])
     except (OSError, ValueError, IndexError):
-        return 0
+        return 0, 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ class PySpy:
             await self._call(command, seconds + timing.PY_SPY_S)
             return parse_profile(untrusted.read(output, MAX_BYTES, Owner.DIRECTORY))
         except OSError as error:
-            raise EvidenceError(f"py-spy has left no profile ({error.strerror})") from error
+            why = error.strerror or str(error)
+            raise EvidenceError(f"the profile of py-spy cannot be read ({why})") from error
         finally:
             with suppress(OSError):
                 output.unlink()

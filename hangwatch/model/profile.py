@@ -33,6 +33,8 @@ class Profile:
     samples: tuple[StackSamples, ...]
     delay: float = 0.0
     """Share of the time for which this thread waited for a CPU."""
+    cpu: float = 0.0
+    """Share of the time for which it had one."""
     throttled: float = 0.0
     """Share of the time for which a limit on the CPU kept its container from running."""
     waits: float = 0.0

@@ -153,14 +153,14 @@ def cost_text(report: StragglerReport) -> str:
 _FASTER = {
     Reason.DATA_LOADING: (
         "Look what its data loader reads that takes long: a slow disk or network, larger samples, "
-        "a transform. More workers (num_workers) and prefetch_factor hide what is seldom slow."
+        "a transform. Workers (num_workers, prefetch_factor) hide what is slow now and then."
     ),
     Reason.CHECKPOINT_IO: (
         "Write checkpoints beside the training (torch.distributed.checkpoint.async_save, or a copy "
-        "that another thread writes), on all ranks, or less often."
+        "that another thread writes), on all ranks, or less often; read files ahead."
     ),
     Reason.GARBAGE_COLLECTION: (
-        "Turn the garbage collector off (gc.disable()) and collect on all ranks at the same step."
+        "Take the call out, or collect seldom, and on all ranks at the same step."
     ),
     Reason.CPU_CONTENTION: (
         "Look what else runs on its CPUs (top, taskset -p), and whether the limit of its container "
@@ -175,7 +175,8 @@ _FASTER = {
         "by samples; layers spread evenly over stages. If the work is the same, its CPU is slower."
     ),
     Reason.USER_CODE: (
-        "Do it on all ranks in turn, in another thread, or less often, if other ranks do not do it."
+        "If other ranks do not do it, do it less often, in another process or thread, or give each "
+        "rank a part of it."
     ),
 }
 _COMPARE = (
@@ -212,11 +213,11 @@ _LACKS_CPU = {
     Reason.CPU_THROTTLED: "waits for a CPU, since the limit of its container is reached",
 }
 _DOES = {
-    Reason.DATA_LOADING: "It waits for data there.",
-    Reason.CHECKPOINT_IO: "It writes to disk there.",
+    Reason.DATA_LOADING: "It loads data there.",
+    Reason.CHECKPOINT_IO: "It writes or reads files there.",
     Reason.STORE_WAIT: "It waits for a key of the store there.",
     Reason.GARBAGE_COLLECTION: "It collects garbage there.",
-    Reason.UNEVEN_WORK: "Both do the same, and it does more of it.",
+    Reason.UNEVEN_WORK: "Both do the same; it has more of it, or is slower.",
 }
 
 

@@ -154,7 +154,7 @@ def _not_counted(page: RankPage) -> str:
         return f"there are groups of {', '.join(sorted(names - {'gloo'}))}; only gloo's are counted"
     if any(group.enqueued == 0 for group in groups):
         return "some process groups have not been used yet: calls are counted once all have"
-    return "c10d does not say how many calls it has issued; it does from torch 2.8 on"
+    return "c10d does not say how many calls it has issued (torch can from 2.8 on)"
 
 
 def _is_in_use(group: PageGroup, now_ns: int) -> bool:

@@ -12,7 +12,7 @@ from hangwatch.efficiency.reasons import explain
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence import sources
 from hangwatch.evidence.cgroups import throttled_ns
-from hangwatch.evidence.processes import PROC, delay_ns
+from hangwatch.evidence.processes import PROC, cpu_ns
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.frames import is_user_frame, marked
 from hangwatch.model.page import RankPage
@@ -61,17 +61,17 @@ class Profiler:
 
     async def take(self, one: Profiled, seconds: int) -> Profile:
         """Profile a rank. Raises EvidenceError if that cannot be."""
-        before = self._kept_ns(one)
+        before = self._spent_ns(one)
         began_ns = time.monotonic_ns()
         who = one.page.identity
         samples = await self.py_spy.record(who.pid, seconds, self.run_dir)
         passed_ns = time.monotonic_ns() - began_ns
-        delay, throttled = (
+        cpu, delay, throttled = (
             max(until_ns - since_ns, 0) / passed_ns
-            for since_ns, until_ns in zip(before, self._kept_ns(one), strict=True)
+            for since_ns, until_ns in zip(before, self._spent_ns(one), strict=True)
         )
         stacks = tuple(replace(at, frames=marked(at.frames, who.program)) for at in samples)
-        return Profile(who.rank, who.pid, one.thread, stacks, delay, throttled)
+        return Profile(who.rank, who.pid, one.thread, stacks, delay, cpu, throttled)
 
     async def compare(self, page: RankPage, slow: Profile, like: Profile, cost: float) -> Explained:
         """Do what explain() does for a rank of another node, whose files may be others.
@@ -94,13 +94,13 @@ class Profiler:
         threads = shares_by_line(slow, like, why.thread, texts)
         return Explained(why, threads, (slow, like), texts)
 
-    def _kept_ns(self, one: Profiled) -> tuple[int, int]:
-        """For how long its thread has waited for a CPU, and a limit has kept its container.
+    def _spent_ns(self, one: Profiled) -> tuple[int, int, int]:
+        """For how long its thread has had a CPU, has waited for one, and a limit has kept it off.
 
         0 where the kernel does not count it.
         """
         pid = one.page.identity.pid
-        return delay_ns(pid, one.thread, self.proc), throttled_ns(pid, self.proc)
+        return *cpu_ns(pid, one.thread, self.proc), throttled_ns(pid, self.proc)
 
 
 def _files_of(profile: Profile) -> set[str]:

@@ -206,6 +206,32 @@ def test_a_thread_that_is_waited_for_is_told_by_its_line() -> None:
     assert explain(alone, like, 0.5, SOURCES).site == site(1)
 
 
+def test_a_thread_that_other_ranks_have_too_says_more_than_one_that_they_do_not_have() -> None:
+    def threads(rank: int, reads: int) -> list[StackSamples]:
+        pid = PID[rank]
+        read, put = Frame(DATA, 20, "read"), Frame(DATA, 21, "read")
+        return [
+            StackSamples(pid, pid + 5, "", (read,), reads),
+            StackSamples(pid, pid + 5, "", (QUEUE, put), 100 - reads),
+        ]
+
+    monitor = StackSamples(102, 109, "monitor", (Frame(DATA, 40, "monitor"),), 100)
+    slow = profile(2, (20, line(2)), (80, line(1, QUEUE)), others=(monitor, *threads(2, 95)))
+    like = profile(0, (20, line(2)), (80, WAITS), others=tuple(threads(0, 20)))
+    why = explain(slow, like, 0.5, SOURCES)
+    assert (why.site, why.thread) == (Site(DATA, 20, "read"), "without a name")
+    alone = profile(2, (20, line(2)), (80, line(1, QUEUE)), others=(monitor,))
+    assert explain(alone, like, 0.5, SOURCES).thread == "monitor"
+
+
+def test_who_has_more_to_do_waits_longer_for_a_cpu_that_all_wait_for() -> None:
+    slow = profile(2, (70, line(2)), (30, WAITS), cpu=0.3, delay=0.6)
+    like = profile(0, (20, line(2)), (80, WAITS), cpu=0.13, delay=0.22)
+    assert explain(slow, like, 0.5, SOURCES).reason is Reason.UNEVEN_WORK
+    free = profile(0, (20, line(2)), (80, WAITS), cpu=0.01, delay=0.02)
+    assert explain(slow, free, 0.5, SOURCES).reason is Reason.CPU_CONTENTION
+
+
 def test_a_rank_that_waits_for_a_cpu() -> None:
     slow = profile(2, (70, line(2)), (30, WAITS), delay=0.4)
     assert explain(slow, LIKE, 0.5, SOURCES).reason is Reason.CPU_CONTENTION

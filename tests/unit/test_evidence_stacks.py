@@ -143,7 +143,7 @@ def test_a_profile_that_cannot_be_taken_says_why_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(EvidenceError):
         record(PySpy(Stacks.PYTHON), 2**22, tmp_path)
     silent = script(tmp_path / "silent", "exit 0")
-    with pytest.raises(EvidenceError, match="left no profile"):
+    with pytest.raises(EvidenceError, match="cannot be read"):
         record(PySpy(Stacks.PYTHON, binary=silent), 1, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["silent"]
 

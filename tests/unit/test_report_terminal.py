@@ -273,16 +273,16 @@ READ_LINE = Site("/home/ada/data.py", 9, "read", "file.read()")
         (
             Why(Reason.USER_CODE, TRAIN_LINE, 0.55, 0, 0.0),
             "Rank 2 is at train.py:12 for 55 % of its time, rank 0 for 0 %.",
-            "Do it on all ranks in turn",
+            "If other ranks do not do it, do it less often",
         ),
         (
             Why(Reason.UNEVEN_WORK, TRAIN_LINE, 0.7, 0, 0.2),
-            "rank 0 for 20 %. Both do the same, and it does more of it.",
+            "rank 0 for 20 %. Both do the same; it has more of it, or is slower.",
             "Give all ranks as much to do",
         ),
         (
             Why(Reason.UNEVEN_WORK, TRAIN_LINE, 0.7, 0, 0.2, like_site=READ_LINE),
-            "rank 0 for 20 % at data.py:9. Both do the same, and it does more of it.",
+            "rank 0 for 20 % at data.py:9. Both do the same; it has more of it, or is slower.",
             "Give all ranks as much to do",
         ),
         (
@@ -298,7 +298,7 @@ READ_LINE = Site("/home/ada/data.py", 9, "read", "file.read()")
         (
             Why(Reason.USER_CODE, READ_LINE, 0.8, 0, 0.1, TRAIN_LINE, "reader"),
             "it waits there for its thread reader, which is at data.py:9.",
-            "Do it on all ranks in turn",
+            "If other ranks do not do it, do it less often",
         ),
         (
             Why(Reason.CPU_CONTENTION, like=0),
@@ -312,7 +312,7 @@ READ_LINE = Site("/home/ada/data.py", 9, "read", "file.read()")
         ),
         (
             Why(Reason.CHECKPOINT_IO, TRAIN_LINE, 1.0, 0, 0.0, held=True),
-            "While the others wait, rank 2 is at train.py:12. It writes to disk there.",
+            "While the others wait, rank 2 is at train.py:12. It writes or reads files there.",
             "Write checkpoints beside the training",
         ),
         (

@@ -337,7 +337,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("evidence/exits.py", "_count"): PROC,
     ("evidence/pages/finder.py", "_map"): "a descriptor of untrusted.open_file()",
     ("evidence/processes.py", "read_stat"): PROC,
-    ("evidence/processes.py", "delay_ns"): PROC,
+    ("evidence/processes.py", "cpu_ns"): PROC,
     ("evidence/processes.py", "command_words"): PROC,
     ("evidence/processes.py", "environment"): PROC,
     ("evidence/processes.py", "_listdir"): PROC,

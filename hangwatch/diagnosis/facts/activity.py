@@ -51,7 +51,7 @@ _MAY_WAIT = re.compile(
     r"|/torch/_library/|/torch/utils/_device\.py$|/torch/fx/"
 )
 _SYNC_LINE = re.compile(r"\.(?:item|cpu|tolist|numpy|wait|synchronize|wait_tensor)\(")
-_WAIT_LINE = re.compile(r"\.wait(?:_tensor)?\(")
+_WAIT_LINE = re.compile(r"\.(?:wait(?:_tensor)?|is_completed)\(")
 _FROZEN_WCHAN = ("do_freezer_trap", "__refrigerator", "do_signal_stop")
 
 
