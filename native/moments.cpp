@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,8 @@ namespace {
 constexpr std::uint64_t kPeriodNs = 100'000'000;
 constexpr std::uint64_t kSteadyNs = 1'000'000'000;
 constexpr std::uint64_t kLookEveryNs = 5'000'000'000;
+constexpr std::uint64_t kBesideNs = 120'000'000'000;
+constexpr std::int64_t kUnknownCount = std::numeric_limits<std::int64_t>::min();
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // splitmix64, https://prng.di.unimi.it/splitmix64.c
@@ -58,13 +61,34 @@ std::int64_t sleeps_in(std::uint32_t thread) {
   return std::strncmp(text, "running", 7) == 0 ? kRunning : std::atoll(text);
 }
 
-// Finds the thread that issues calls, the main one if it does, and the newest call that it is
-// blocked in. Older calls than kEvents are not looked at.
+// Calls that c10d has counted beside those that Python has issued: the most so far, and when there
+// were some more at last. The heart's alone.
+std::int64_t g_most_beside = kUnknownCount;
+std::uint64_t g_beside_ns = 0;
+
+// Notes if C++ issues calls, as DDP's reducer does. A call of Python's is counted somewhat later
+// than it is recorded: a few more are none of C++.
+void look_beside(const Page& page, const MomentData& moment) {
+  constexpr std::int64_t kMore = 8;
+  std::int64_t issued = 0;
+  for (std::uint64_t i = 0; i < moment.count; ++i) {
+    issued += static_cast<std::int64_t>(moment.groups[i].issued);
+  }
+  const std::int64_t recorded = static_cast<std::int64_t>(page.next_event.load(kRelaxed));
+  const bool is_first = g_most_beside == kUnknownCount;
+  if (moment.count == 0 || (!is_first && issued - recorded < g_most_beside + kMore)) return;
+  if (!is_first) g_beside_ns = moment.ns;
+  g_most_beside = issued - recorded;
+}
+
+// Finds the thread that trains, and the newest call that it is blocked in. It is the one that
+// issues calls, the main one if it does; also if C++ issues calls, since then another thread that
+// issues some may be one that logs. Older calls than kEvents are not looked at.
 void find_calls(const Page& page, MomentData& moment) {
   constexpr std::uint64_t kEvents = 32;
   const auto main = static_cast<std::uint32_t>(getpid());
   std::uint32_t newest = 0;
-  bool main_issues = false;
+  bool main_issues = g_beside_ns != 0 && moment.ns - g_beside_ns < kBesideNs;
   moment.blocked_slot = kNone;
   moment.blocked_peer = -1;
   std::uint32_t blocked = 0;  // the thread
@@ -234,6 +258,7 @@ void take(std::uint64_t number) noexcept {
   find_calls(*page, moment);
   moment.call = sleeps_in(moment.thread);
   count_calls(moment);
+  look_beside(*page, moment);
   char text[128];
   char* rest = nullptr;
   moment.cpu_ns = std::strtoull(read_file(moment.thread, "schedstat", text), &rest, 10);
