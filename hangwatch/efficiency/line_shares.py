@@ -71,6 +71,8 @@ class Training:
     """What of this it is at in backward()."""
     waits: float
     """Share of the time in which it waits for other ranks."""
+    rests: float
+    """Share of the time in which it waits for a thread of its own."""
 
 
 def training_shares(profile: Profile, sources: Mapping[str, str]) -> Training:
@@ -92,7 +94,8 @@ def training_shares(profile: Profile, sources: Mapping[str, str]) -> Training:
         (path_of(one.frames, sources), one.count / total) for one in working if one not in inside
     )
     both = _sums((*gradients.items(), *other.items()))
-    return Training(both, gradients, seen + unseen)
+    resting = sum(one.count for one in working if rests(one.frames))
+    return Training(both, gradients, seen + unseen, resting / total)
 
 
 def worker_shares(profile: Profile, sources: Mapping[str, str]) -> Shares:

@@ -59,11 +59,11 @@ def explain(slow: Profile, like: Profile, cost: float, sources: Mapping[str, str
         return Why(Reason.CPU_THROTTLED if throttled else Reason.CPU_CONTENTION, like=like.rank)
     least = max(_EXPLAINED * cost, LEAST_EXTRA)
     of_slow, of_like = (training_shares(one, sources) for one in (slow, like))
+    if of_like.rests >= max(_EXPLAINED * cost, of_like.waits):
+        return Why(like=like.rank, hidden=True)
     extra = _extra(of_slow.works, of_like.works, least)
-    if extra is None:
-        return Why(like=like.rank)
-    if not extra.path:
-        return Why(Reason.UNEVEN_WORK, like=like.rank)
+    if extra is None or not extra.path:
+        return Why(Reason.UNEVEN_WORK if extra else Reason.UNKNOWN, like=like.rank)
     own = extra.path[-1]
     why = Why(extra.reason, own, extra.share, like.rank, extra.like_share)
     stacks = [

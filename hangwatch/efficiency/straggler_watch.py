@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import fmean
 
 from hangwatch.efficiency.leads import Leads, Ranks
@@ -101,6 +102,8 @@ class StragglerWatch:
     span_s: float = 0.0
     """Window by which the current ones were found; longer than all for those of standstills."""
     _standstills: Standstills = field(default_factory=Standstills)
+    _dismissed: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """Ranks that cost nothing, and when that was seen."""
     _leads: Leads = field(default_factory=Leads)
     _size: int = 0
     """Ranks of the job."""
@@ -126,6 +129,7 @@ class StragglerWatch:
         self._seen.clear()
         self._standstills.forget()
         self._leads.forget()
+        self._dismissed.clear()
         self._named.clear()
         self._end(self.current.until_s if self.current else 0.0)
 
@@ -175,7 +179,8 @@ class StragglerWatch:
     def _assess(self, now_s: float, members: Mapping[int, Ranks]) -> Straggler | None:
         if self._is_over(now_s, members):
             return self._end_of_current()
-        found = next(self._found(now_s, members), None)
+        known = (one for one in self._found(now_s, members) if not self._is_dismissed(one, now_s))
+        found = next(known, None)
         if found is None:
             self._named.clear()
             return None
@@ -257,6 +262,13 @@ class StragglerWatch:
         self.current = replace(self.current, why=why)
         return self.current
 
+    def dismiss(self, ranks: tuple[int, ...], now_s: float) -> None:
+        """Take it back that these cost the job time: what the others do meanwhile shows that."""
+        self._dismissed[ranks] = now_s
+        self._named.clear()
+        if self.current is not None and self.current.ranks == ranks:
+            self.current, self._costs = None, []
+
     def export(self) -> SavedWatch:
         """Return the state for restore()."""
         over = tuple(self._standstills.over)
@@ -294,6 +306,9 @@ class StragglerWatch:
             ranks, fraction, since_s = worst
             like = min(everyone.difference(ranks))
             yield Straggler(ranks, fraction, since_s, now_s, Why(like=like))
+
+    def _is_dismissed(self, one: Straggler, now_s: float) -> bool:
+        return now_s < self._dismissed.get(one.ranks, -inf) + LONGER[-1] * self.window_s
 
     @property
     def is_seldom(self) -> bool:

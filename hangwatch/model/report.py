@@ -69,6 +69,8 @@ class Why:
     """Why no profile could be taken; empty if one was."""
     held: bool = False
     """Only the time is meant for which the others waited."""
+    hidden: bool = False
+    """Meanwhile the others wait for something else: it costs nothing."""
     like_site: Site | None = None
     """The line at which that one does the same, if this is another one."""
 

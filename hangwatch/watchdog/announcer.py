@@ -122,6 +122,9 @@ class Announcer:
             except EvidenceError as error:
                 found = Explained(replace(straggler.why, missing=str(error)))
         why = found.why
+        if why.hidden and shared is None:
+            self.watch.dismiss(straggler.ranks, self.hello.elapsed_s())
+            return
         explained = self.watch.explain(straggler.ranks, why) or replace(straggler, why=why)
         # A directory that is slow must not keep the reason from the others.
         telling = [self.tasks.start(self.reporter.tell(self._evidence(explained, found)))]

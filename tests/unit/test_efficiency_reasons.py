@@ -232,6 +232,14 @@ def test_who_has_more_to_do_waits_longer_for_a_cpu_that_all_wait_for() -> None:
     assert explain(slow, free, 0.5, SOURCES).reason is Reason.CPU_CONTENTION
 
 
+def test_what_others_need_meanwhile_for_something_else_costs_nothing() -> None:
+    slow = profile(2, (50, line(2)), (20, line(1, QUEUE)), (30, line(7, C10D)))
+    like = profile(0, (20, line(2)), (70, line(1, QUEUE)), (10, line(7, C10D)))
+    assert explain(slow, like, 0.4, SOURCES).hidden
+    for_ranks = profile(0, (20, line(2)), (20, line(1, QUEUE)), (60, line(7, C10D)))
+    assert not explain(slow, for_ranks, 0.4, SOURCES).hidden
+
+
 def test_a_rank_that_waits_for_a_cpu() -> None:
     slow = profile(2, (70, line(2)), (30, WAITS), delay=0.4)
     assert explain(slow, LIKE, 0.5, SOURCES).reason is Reason.CPU_CONTENTION

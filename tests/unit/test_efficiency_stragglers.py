@@ -235,6 +235,16 @@ class TestAWatch:
         self.fill(watch, 100, 300, self.all_)
         assert [one.why.reason for one in watch.told] == [Reason.DATA_LOADING]
 
+    def test_one_that_was_dismissed_is_not_told_for_a_while(self) -> None:
+        watch = StragglerWatch(S)
+        ((told_s, _),) = self.fill(watch, 0, 100, self.all_, frozen(1))
+        watch.dismiss((1,), told_s)
+        assert watch.current is None
+        again = self.fill(watch, 100, 700, self.all_, frozen(1))
+        assert [ranks for _, ranks in again] == [(1,)]
+        assert again[0][0] == pytest.approx(told_s + 8 * S, abs=S)
+        assert watch.told == []
+
     def test_how_long_all_have_waited(self) -> None:
         watch = StragglerWatch(S)
         assert watch.held_s((1,)) == 0.0

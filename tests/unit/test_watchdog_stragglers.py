@@ -337,6 +337,14 @@ def test_it_is_told_with_its_reason(look: StragglerLook, said: Path) -> None:
     assert (straggler.why.reason, straggler.why.site) == (Reason.USER_CODE, LINE)
 
 
+def test_one_that_hides_behind_what_others_do_is_not_told(look: StragglerLook, said: Path) -> None:
+    profiler = cast("MadeProfiler", look.announcer.profiler)
+    profiler.found = [Why(like=0, hidden=True)]
+    watch(look, Job(), 40)
+    assert said.read_text() == ""
+    assert look.conclude().found == ()
+
+
 def test_its_report_is_written_and_says_in_the_end_what_it_has_cost(
     look: StragglerLook, said: Path, tmp_path: Path
 ) -> None:
