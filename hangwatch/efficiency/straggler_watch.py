@@ -20,6 +20,7 @@ from hangwatch.efficiency.stragglers import (
     Window,
     cost_of,
     longest_wait,
+    perhaps_slow,
     stragglers_of,
 )
 from hangwatch.model.report import Straggler, Waits, Why
@@ -261,6 +262,16 @@ class StragglerWatch:
             return None
         self.current = replace(self.current, why=why)
         return self.current
+
+    def perhaps(self, members: Mapping[int, Ranks]) -> Ranks:
+        """Return ranks that may be stragglers, of a run that was too short to be sure.
+
+        members: of the groups of the job.
+        """
+        short = self.measured_s < LONGER[-1] * self.window_s and len(self._seen) >= BLOCKS
+        if self.told or self.current is not None or self._dismissed or not short:
+            return frozenset()
+        return perhaps_slow(self._as_window(self._seen, members))
 
     def dismiss(self, ranks: tuple[int, ...], now_s: float) -> None:
         """Take it back that these cost the job time: what the others do meanwhile shows that."""

@@ -31,6 +31,8 @@ BLOCKS = 20
 """Parts of a window, of which each is one observation."""
 LEAST_CERTAINTY = 4.0
 """Standard errors by which a cost is above zero."""
+_PERHAPS = 2.5
+"""The same of one that may be."""
 MOST_BY_CHANCE = 1e-5
 """Chance at which one of the ranks would be waited for as often as the stragglers."""
 MOST_RANKS = 64
@@ -198,6 +200,17 @@ def stragglers_of(window: Window) -> SlowRanks | None:
     if cost.mean < LEAST_FRACTION or not cost.is_sure or _may_be_chance(window, ranks, excess):
         return None
     return SlowRanks(tuple(sorted(ranks)), cost.mean, typical_of(window.ranks - ranks, excess))
+
+
+def perhaps_slow(window: Window) -> Ranks:
+    """Return ranks that seem to cost the job time, if a longer window might show it for sure."""
+    excess = _excess(window)
+    ranks = outstanding(excess, for_sure=False)
+    if not ranks:
+        return ranks
+    cost = _cost(window, ranks, excess)
+    likely = cost.mean >= LEAST_FRACTION and cost.mean > _PERHAPS * cost.error
+    return ranks if likely else frozenset()
 
 
 def cost_of(window: Window, ranks: Ranks) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
+from hangwatch.efficiency.leads import Ranks
 from hangwatch.efficiency.node_watch import NodeWatch
 from hangwatch.efficiency.nodes import NodeMoments, SlowNodes, find_slow
 from hangwatch.efficiency.straggler_watch import Loop, Observation, SavedWatch, StragglerWatch
@@ -15,7 +16,7 @@ from hangwatch.efficiency.stragglers import who_waits
 from hangwatch.evidence.pages.look import Look
 from hangwatch.model.report import Stragglers
 from hangwatch.run.handshake import Hello
-from hangwatch.text import duration
+from hangwatch.text import duration, the_ranks
 from hangwatch.watchdog import timing
 from hangwatch.watchdog.announcer import Announcer, LocalRank, SharedNews
 from hangwatch.watchdog.moments import Moments, Sleep, known_groups, rank_moments, why_unknown
@@ -41,6 +42,8 @@ class StragglerLook:
     _failure: str = ""
     """The same, of the last time."""
     _asking: asyncio.Task[None] | None = None
+    _members: Mapping[int, Ranks] = field(default_factory=dict)
+    """Of the groups of a job on this node alone."""
     _moments: Moments = field(default_factory=Moments)
     _sleep: Sleep = field(default_factory=Sleep)
 
@@ -83,6 +86,7 @@ class StragglerLook:
 
     def conclude(self) -> Stragglers:
         """Return those of the whole run, which is over."""
+        perhaps = self.watch.perhaps(self._members) if self._members else frozenset[int]()
         self.watch.forget()
         unknown = self._unknown_elsewhere
         if not self.hello.config.stragglers:
@@ -91,6 +95,11 @@ class StragglerLook:
             unknown = self.unknown or (
                 f"which rank waits for which was known for {duration(self.watch.measured_s)}, and "
                 f"{duration(self._needed_s)} are needed (--straggler-window)"
+            )
+        elif perhaps:
+            unknown = (
+                f"{the_ranks(sorted(perhaps))} may be slow, but the run was too short to be sure "
+                "(--straggler-window)"
             )
         return Stragglers(tuple(self.watch.told), self.watch.measured_s, unknown)
 
@@ -138,6 +147,7 @@ class StragglerLook:
         if stuck:
             return
         if alone:
+            self._members = members_of
             news = self.watch.assess(at_s, members_of)
             if news is not None:
                 self.announcer.announce(news)

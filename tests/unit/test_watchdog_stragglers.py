@@ -506,6 +506,22 @@ def test_a_run_that_is_too_short(look: StragglerLook) -> None:
     assert "10 s are needed (--straggler-window)" in look.conclude().unknown
 
 
+def test_a_run_that_is_too_short_to_be_sure(look: StragglerLook) -> None:
+    watch(look, Job(), 13)
+    account = look.conclude()
+    assert account.found == ()
+    assert "rank 1 may be slow, but the run was too short to be sure" in account.unknown
+
+
+def test_a_short_run_without_one(look: StragglerLook) -> None:
+    job = Job()
+    for second in range(13):
+        for number in range(10 * second + 1, 10 * second + 11):
+            job.note(moment(number, number), moment(number, number))
+        look_at(look, job)
+    assert look.conclude().unknown == ""
+
+
 def test_ranks_that_note_nothing(look: StragglerLook) -> None:
     look.look(Job().look(), stuck=False)
     assert "the native recorder does" in look.conclude().unknown
