@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Queue
 from statistics import median
 from subprocess import Popen
-from threading import Thread
+from threading import Event, Thread
 
 import torch
 import torch.distributed as dist
@@ -288,6 +288,42 @@ def hidden():
         tensor /= tensor.max()
 
 
+def hidden_by_a_queue():
+    """The same while others wait for what a thread reads ahead."""
+    tensor = torch.ones(1000)
+    queue = Queue(1)
+
+    def feed():
+        due_s = time.monotonic()
+        while True:
+            due_s = max(due_s + 0.06, time.monotonic())
+            work(1e3 * max(due_s - time.monotonic(), 0.0))
+            queue.put(None)
+
+    Thread(target=feed, daemon=True).start()
+    while goes_on():
+        late(25, 2)
+        waiting = dist.all_reduce(tensor, async_op=True)
+        queue.get()
+        waiting.wait()
+        tensor /= tensor.max()
+
+
+def logs_in_a_thread():
+    """Metrics are averaged beside the training; one rank writes them somewhere slow."""
+    side = dist.new_group()
+
+    def log():
+        metrics, wake = torch.ones(4), Event()
+        while True:
+            wake.wait(0.5)
+            dist.all_reduce(metrics, group=side)
+            late(300, 0)
+
+    Thread(target=log, daemon=True).start()
+    data_parallel(lambda: work(40))
+
+
 def sharded():
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (slow)
 
@@ -318,6 +354,8 @@ of_its_own = (
     even_stages,
     local_sgd,
     hidden,
+    hidden_by_a_queue,
+    logs_in_a_thread,
     sharded,
 )
 if KIND in {function.__name__ for function in of_its_own}:
