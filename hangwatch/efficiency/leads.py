@@ -6,14 +6,15 @@ epoch of one bucket of lengths. Such turns show it only once.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 Ranks = frozenset[int]
 
 _KEPT = 10_000
 """Moments for which a lead is remembered: a quarter of an hour."""
+_LONGER = 2.0
+"""Times that leads have to take longer than those of ranks that lead by chance at each moment."""
 
 
 @dataclass(slots=True)
@@ -21,42 +22,54 @@ class Leads:
     """The leads of each rank: it is among the few that others wait for, whenever they do."""
 
     _moments: int = 0
+    _waits: deque[int] = field(default_factory=deque)
+    """The moments at which some ranks were waited for."""
     _current: dict[int, int] = field(default_factory=dict)
-    """By rank the first moment of a lead that goes on."""
-    _last: int = 0
-    """The last moment at which some ranks were waited for."""
+    """By rank the length of a lead that goes on: in such moments, as all lengths here."""
     _over: deque[tuple[int, int, int]] = field(default_factory=deque)
-    """Leads as (last moment, rank, moments)."""
+    """Leads as (moment at which it was over, rank, length)."""
 
     def add(self, active: Ranks, size: int) -> None:
         """Take the next moment. active: the ranks that all others wait for, of so many."""
         self._moments += 1
         if not 0 < len(active) <= size // 2:
             return
+        self._waits.append(self._moments)
         for rank in self._current.keys() - active:
-            self._over.append((self._last, rank, self._last + 1 - self._current.pop(rank)))
-        self._last = self._moments
-        for rank in active - self._current.keys():
-            self._current[rank] = self._moments
-        while self._over and self._over[0][0] < self._moments - _KEPT:
+            self._over.append((self._moments, rank, self._current.pop(rank)))
+        for rank in active:
+            self._current[rank] = self._current.get(rank, 0) + 1
+        oldest = self._moments - _KEPT
+        while self._waits[0] < oldest:
+            self._waits.popleft()
+        while self._over and self._over[0][0] < oldest:
             self._over.popleft()
 
     def usual(self, ranks: Ranks) -> int:
-        """Return the moments of a lead of other ranks than these, as seen by most moments of them.
+        """Return for how many moments what makes other ranks than these lead stays the same.
 
-        The longest one is left out: a rank that was slow for a while has one.
+        0 where it does not. The longest lead is left out: a rank that was slow for a while has one.
         """
-        lengths = sorted(self._of_others(ranks))[:-1]
-        total = sum(lengths)
-        return round(sum(length * length for length in lengths) / total) if total else 0
-
-    def _of_others(self, ranks: Ranks) -> Iterator[int]:
-        yield from (length for _, rank, length in self._over if rank not in ranks)
-        for rank, first in self._current.items():
+        by_rank: defaultdict[int, list[int]] = defaultdict(list)
+        for _, rank, length in (*self._over, *((0, *one) for one in self._current.items())):
             if rank not in ranks:
-                yield self._last + 1 - first
+                by_rank[rank].append(length)
+        if not by_rank:
+            return 0
+        longest = max(by_rank.values(), key=max)
+        longest.remove(max(longest))
+        total = sum(map(sum, by_rank.values()))
+        if not total:
+            return 0
+        # A lead as most of its moments see it; and that of ranks that lead by chance at each.
+        seen = sum(length * length for one in by_rank.values() for length in one) / total
+        share = sum(sum(one) ** 2 for one in by_rank.values()) / total / len(self._waits)
+        longer = seen * max(1 - share, 0.0) / (1 + share)
+        every = min(self._moments, _KEPT) / len(self._waits)
+        return round(longer * every) if longer >= _LONGER else 0
 
     def forget(self) -> None:
         """Begin anew: the ranks were replaced."""
+        self._waits.clear()
         self._current.clear()
         self._over.clear()
