@@ -39,6 +39,7 @@ CHOSEN = {
         "test_a_package_runs_and_a_bare_directory_does_not",
         "test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder",
         "test_an_exception_is_recorded_while_the_programs_own_hook_still_prints_it",
+        "test_an_isolated_interpreter_is_armed_where_hangwatch_is_installed[-I]",
         "test_children_of_children_are_armed_too",
         "test_data_workers_of_either_kind_never_write_a_page",
         "test_the_next_one_on_the_path_runs",
