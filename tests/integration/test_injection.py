@@ -133,7 +133,7 @@ class TestChaining:
     def test_of_ours_nothing_is_imported_that_does_not_wait_for_torch(self, tmp_path: Path) -> None:
         code = "import sys; print([m for m in sys.modules if m.startswith('hangwatch')])"
         room = "hangwatch.agent.inject"
-        names = ["hangwatch", "hangwatch.agent", room, f"{room}.start", f"{room}.post_import"]
+        names = ["hangwatch", "hangwatch.agent", room, f"{room}.post_import", f"{room}.start"]
         assert python(code, tmp_path).stdout == f"{names}\n"
 
 
